@@ -1,0 +1,1 @@
+"""The `gpumuxd` command: configuration, life cycle, systemd, logging."""

@@ -1,0 +1,179 @@
+"""Everything that can be refused or fail, each with the gRPC status a client sees.
+
+    GpumuxdError
+    +-- InvalidRequest          INVALID_ARGUMENT
+    +-- UnknownModel            NOT_FOUND
+    +-- ModelNotReady           UNAVAILABLE
+    +-- Unauthenticated         UNAUTHENTICATED
+    +-- PermissionDenied        PERMISSION_DENIED
+    +-- QuotaExceeded           RESOURCE_EXHAUSTED
+    +-- QueueFull               RESOURCE_EXHAUSTED
+    +-- DeadlineInfeasible      DEADLINE_EXCEEDED
+    +-- DeadlineMissed          DEADLINE_EXCEEDED
+    +-- Cancelled               CANCELLED
+    +-- Draining                UNAVAILABLE
+    +-- InvalidModel            INVALID_ARGUMENT
+    |   +-- InvalidManifest     INVALID_ARGUMENT
+    +-- OutOfDeviceMemory       RESOURCE_EXHAUSTED
+    +-- SequenceLost            UNAVAILABLE
+    +-- ModelFaulted            INTERNAL         the culprit
+    +-- DeviceLost              UNAVAILABLE      everyone else: retry
+    +-- Unsupported             UNIMPLEMENTED
+    +-- ConfigError             exit code 78, no status
+
+A message is written for the one who sent the request: it names what was expected and what came,
+and holds no path of the node. A bug is an `assert`, never one of these.
+"""
+
+from typing import ClassVar
+
+from gpumuxd.domain import Outcome, OutcomeKind
+
+
+class GpumuxdError(Exception):
+    """Base of all; `status` is the name of a gRPC status code, `retryable` what clients may do."""
+
+    status: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequest(GpumuxdError):
+    """The request itself is wrong; sending it again can't help."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class UnknownModel(GpumuxdError):
+    """No such model or version for this tenant."""
+
+    status = "NOT_FOUND"
+
+
+class ModelNotReady(GpumuxdError):
+    """The model exists but can't serve now."""
+
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class Unauthenticated(GpumuxdError):
+    """No identity, or one that is not known."""
+
+    status = "UNAUTHENTICATED"
+
+
+class PermissionDenied(GpumuxdError):
+    """The tenant is known and may not do this."""
+
+    status = "PERMISSION_DENIED"
+
+
+class QuotaExceeded(GpumuxdError):
+    """A limit of the tenant was reached."""
+
+    status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+class QueueFull(GpumuxdError):
+    """A limit of the node was reached."""
+
+    status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+class DeadlineInfeasible(GpumuxdError):
+    """Refused on arrival: it, or a request admitted before, would be late."""
+
+    status = "DEADLINE_EXCEEDED"
+
+
+class DeadlineMissed(GpumuxdError):
+    """Admitted, and then not done in time."""
+
+    status = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(GpumuxdError):
+    """Stopped because nobody waits for it."""
+
+    status = "CANCELLED"
+
+
+class Draining(GpumuxdError):
+    """The daemon, device or model takes nothing new."""
+
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class InvalidModel(GpumuxdError):
+    """An artifact that can't be served, and why."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class InvalidManifest(InvalidModel):
+    """A `model.toml` that can't be read or contradicts its artifact."""
+
+
+class OutOfDeviceMemory(GpumuxdError):
+    """What was asked for does not fit, with the numbers."""
+
+    status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+class SequenceLost(GpumuxdError):
+    """The state of a sequence is gone."""
+
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class ModelFaulted(GpumuxdError):
+    """This model's code failed on the device."""
+
+    status = "INTERNAL"
+
+
+class DeviceLost(GpumuxdError):
+    """The device went away under a request that did no wrong."""
+
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class Unsupported(GpumuxdError):
+    """A part of the protocol that this daemon does not serve."""
+
+    status = "UNIMPLEMENTED"
+
+
+class ConfigError(Exception):
+    """The configuration can't be used. The daemon exits with 78 (EX_CONFIG)."""
+
+    EXIT_CODE: ClassVar[int] = 78
+
+
+_ERROR_OF_OUTCOME: dict[OutcomeKind, type[GpumuxdError]] = {
+    OutcomeKind.CANCELLED: Cancelled,
+    OutcomeKind.DEADLINE_INFEASIBLE: DeadlineInfeasible,
+    OutcomeKind.DEADLINE_MISSED: DeadlineMissed,
+    OutcomeKind.QUEUE_FULL: QueueFull,
+    OutcomeKind.MODEL_NOT_READY: ModelNotReady,
+    OutcomeKind.DRAINING: Draining,
+    OutcomeKind.OUT_OF_DEVICE_MEMORY: OutOfDeviceMemory,
+    OutcomeKind.MODEL_FAULTED: ModelFaulted,
+    OutcomeKind.DEVICE_LOST: DeviceLost,
+}
+
+
+def error_of(outcome: Outcome) -> GpumuxdError:
+    """The exception that tells a client of a fate other than COMPLETED."""
+    assert outcome.kind is not OutcomeKind.COMPLETED, "a completed request is not an error"
+    return _ERROR_OF_OUTCOME[outcome.kind](outcome.reason or outcome.kind.value)

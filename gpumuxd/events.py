@@ -1,0 +1,128 @@
+"""What can happen to a device scheduler. Facts with no opinion; `handle` records them.
+
+Frozen and slotted. `now_ns` is not in them: it is given beside them, so that one log of
+`(now_ns, event)` replays to the same commands.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpumuxd.domain import Bucket, CursorKind, Lane, PriorityClass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A request passed the parent. `arrived_ns` was stamped there, on the common clock.
+
+    A profile run or an upload is a request of the device itself: same path, other `kind`.
+    `rows` counts its batch rows, `memory_bytes` its arena bytes.
+    """
+
+    request_id: int
+    tenant: str
+    model: str
+    priority_class: PriorityClass
+    bucket: Bucket
+    arrived_ns: int
+    deadline_ns: int | None = None
+    rows: int = 1
+    kind: CursorKind = CursorKind.INFER
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """Nobody waits for this request any more. Unknown and finished ids are no error."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPointReached:
+    """A slice has passed: it began at `started_ns` (host clock) and took `device_ns`."""
+
+    slice_id: int
+    started_ns: int
+    device_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFailed:
+    """A slice ended without its result; its cursor can't go on."""
+
+    slice_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """Measured times of a program: per bucket the time of each group and of a whole run.
+
+    Empty mappings mean "not measured yet": such a model is never refused for its deadline and
+    runs one group at a time. Both in nanoseconds.
+    """
+
+    group_count: int
+    group_ns: Mapping[Bucket, tuple[int, ...]] = field(default_factory=dict)
+    run_ns: Mapping[Bucket, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReady:
+    """A program can be launched. `class_max` is the highest class a permitted tenant may ask for;
+    `slo_ns` is the latency its owner declared, if any, and gives the bound its laxity."""
+
+    model: str
+    profile: ModelProfile
+    class_max: PriorityClass
+    slo_ns: int | None = None
+    weights_bytes: int = 0
+    frame_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDraining:
+    """No new request of this model may start; when the last one ended, it is released."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class TenantChanged:
+    """A tenant's share of device time and its admitted rate of REALTIME requests.
+
+    `weight` is a positive integer; device time is shared in proportion inside a class.
+    `realtime_per_s` None: unlimited; otherwise the excess is ordered as STANDARD.
+    """
+
+    tenant: str
+    weight: int = 1
+    realtime_per_s: int | None = None
+    realtime_burst: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChanged:
+    """The lanes a partition has now."""
+
+    partition: int
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLost:
+    """Nothing that was launched will ever report again."""
+
+    reason: str
+
+
+Event = (
+    RequestArrived
+    | RequestCancelled
+    | SyncPointReached
+    | SliceFailed
+    | ModelReady
+    | ModelDraining
+    | TenantChanged
+    | PartitionChanged
+    | DeviceLost
+)

@@ -1,0 +1,1 @@
+"""Devices, one file each, all behind the contract in `base`."""

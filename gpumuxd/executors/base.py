@@ -1,0 +1,71 @@
+"""The whole seam between scheduling and hardware.
+
+An executor enqueues slices on the in-order lanes it declares and tells when each has passed. It
+decides nothing: no ordering, no limits, no retries. A new device is one new file that passes
+`tests/executors/contract.py`.
+
+Threads: every method but `wake` is called by the device loop's thread alone.
+"""
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from gpumuxd.domain import Lane, Slice
+from gpumuxd.events import SliceFailed, SyncPointReached
+
+ProgramT_contra = TypeVar("ProgramT_contra", contravariant=True)
+TensorsT_contra = TypeVar("TensorsT_contra", contravariant=True)
+
+Completion = SyncPointReached | SliceFailed
+
+
+class Executor(Protocol, Generic[ProgramT_contra, TensorsT_contra]):
+    """A device that runs kernel groups in order, lane by lane."""
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """The in-order queues of this device, fixed for its life."""
+        ...
+
+    def load(self, model: str, program: ProgramT_contra) -> None:
+        """Make a program launchable under this model key. The key must be new."""
+        ...
+
+    def unload(self, model: str) -> None:
+        """Forget a program. No cursor of it holds a frame."""
+        ...
+
+    def bind(self, request_id: int, inputs: TensorsT_contra, outputs: TensorsT_contra) -> None:
+        """Say where a request's tensors are, before its first slice is launched."""
+        ...
+
+    def unbind(self, request_id: int) -> None:
+        """Forget them. No slice of the request is in flight. Unknown ids are no error."""
+        ...
+
+    def launch(self, work: Slice) -> None:
+        """Enqueue a slice and its sync point in `work.lane`. Never blocks.
+
+        The first slice of a cursor takes a frame and its inputs, the last one writes the outputs.
+        A group that raises ends its slice as SliceFailed; later slices of the same cursor that
+        were already enqueued fail too, other cursors go on.
+        """
+        ...
+
+    def retire(self, cursor_id: int) -> None:
+        """Drop what a cursor holds in its frame. Nothing of it is in flight."""
+        ...
+
+    def wait(self, until_ns: int | None) -> list[Completion]:
+        """Sleep until a slice has passed, `wake` was called or `until_ns` has come; then return
+        all that has passed, in the order of each lane. None: no limit. A time that has come:
+        return at once with what there is."""
+        ...
+
+    def wake(self) -> None:
+        """End a `wait`, now or the next one. Any thread."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what is enqueued, then give everything back. Idempotent."""
+        ...

@@ -1,0 +1,1 @@
+"""The loader: a short-lived process that reads one artifact and hands over a plan and weights."""

@@ -1,0 +1,172 @@
+"""What the front door asks of the node, and what it gets: the seam between `rpc/` and `node/`.
+
+Values only. `rpc/` turns protobuf into these and back; `node/` never sees protobuf, `rpc/` never
+sees a frame. Errors are the classes of `errors.py`.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpumuxd.domain import PriorityClass, RunReport
+from gpumuxd.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who asks. `priority_max` is its ceiling, `priority_default` what 0 on the wire means."""
+
+    name: str
+    priority_default: int = 2
+    priority_max: PriorityClass = PriorityClass.STANDARD
+    weight: int = 1
+    realtime_per_s: int | None = None
+    realtime_burst: int = 1
+    is_admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """One input as it came: dense, C order, little-endian."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One output, ready to be sent."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InferCall:
+    """An inference as a tenant asked for it, not yet validated against its model.
+
+    `priority` is the wire number (0: the tenant's default); `deadline_ns` the earliest of the gRPC
+    deadline and the `timeout` parameter, on CLOCK_MONOTONIC; `arrived_ns` when the RPC came in.
+    """
+
+    tenant: Tenant
+    model: str
+    version: str
+    priority: int
+    deadline_ns: int | None
+    arrived_ns: int
+    inputs: Sequence[InputTensor]
+    outputs_wanted: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InferReply:
+    """The result; `version` is the one that ran."""
+
+    model: str
+    version: str
+    outputs: Sequence[OutputTensor]
+    report: RunReport
+
+
+class ModelState(enum.StrEnum):
+    """The states that a repository index shows."""
+
+    READY = "READY"
+    LOADING = "LOADING"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One version of one model in the repository; `reason` says why it is not READY."""
+
+    name: str
+    version: str
+    state: ModelState
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """A loaded model as a client may see it."""
+
+    name: str
+    version: str
+    versions: Sequence[str]
+    platform: str
+    spec: ModelSpec
+    group_count: int = 0
+    longest_group_ns: int = 0
+    run_ns: Sequence[tuple[tuple[int, ...], int]] = ()
+    weights_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """A device as an operator sees it. `state` is starting, ready, lost or stopped."""
+
+    name: str
+    state: str
+    description: str = ""
+    pid: int = 0
+    restarts: int = 0
+    requests_in_flight: int = 0
+    queued: int = 0
+    preemptions: int = 0
+    bound_ns: int = 0
+    window: int = 0
+    memory_bytes: int = 0
+    device_busy_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """The node at one moment."""
+
+    version: str
+    started_ns: int
+    now_ns: int
+    devices: Sequence[DeviceView] = field(default_factory=tuple)
+
+
+class NodeApi(Protocol):
+    """All that `rpc/` may call. Every method takes the tenant and checks what it may see."""
+
+    def is_ready(self) -> bool:
+        """True when every device is up and every startup model serves."""
+        ...
+
+    def is_model_ready(self, tenant: Tenant, name: str, version: str) -> bool:
+        """False for a model that does not exist; an empty version means any."""
+        ...
+
+    def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
+        """Raises UnknownModel, or ModelNotReady for one that is not loaded."""
+        ...
+
+    def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
+        """Every version in the repository that the tenant may see, with its state."""
+        ...
+
+    def view(self) -> NodeView:
+        """The node at this moment."""
+        ...
+
+    async def infer(self, call: InferCall) -> InferReply:
+        """Run one inference. Cancelling the task cancels the request. Raises GpumuxdError."""
+        ...
+
+    async def load(self, tenant: Tenant, name: str) -> None:
+        """Load a model's newest version and return when it serves. Raises GpumuxdError."""
+        ...
+
+    async def unload(self, tenant: Tenant, name: str) -> None:
+        """Unload all versions; what runs finishes first. Raises UnknownModel."""
+        ...

@@ -1,0 +1,1 @@
+"""From a plan to launchable kernel groups: code generation, segmentation, profiling, export."""

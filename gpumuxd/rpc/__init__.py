@@ -1,0 +1,1 @@
+"""The front door: the Open Inference Protocol over gRPC. gRPC is named nowhere else."""

@@ -1,0 +1,1 @@
+"""Simulator, virtual device, workloads and invariant checkers. Imported by tests/ and bench/."""

@@ -1,0 +1,27 @@
+"""Time in integer nanoseconds and sizes in integer bytes; these are the only conversions.
+
+Floats are for people. Nothing in the daemon's state is a float (ARCHITECTURE.md, "Contract").
+"""
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+def ms_from_ns(duration_ns: int) -> float:
+    """A duration in milliseconds, for display only."""
+    return duration_ns / NS_PER_MS
+
+
+def ns_from_ms(duration_ms: float) -> int:
+    """A duration given by a person in milliseconds, as integer nanoseconds."""
+    return round(duration_ms * NS_PER_MS)
+
+
+def mib_from_bytes(size_bytes: int) -> float:
+    """A size in MiB, for display only."""
+    return size_bytes / MIB

@@ -1,0 +1,1 @@
+"""What travels between the processes: frames, the channel they travel on, the tensor arena."""

@@ -1,0 +1,270 @@
+"""The frames between the parent, its device children and loaders.
+
+One frame is one datagram of a SOCK_SEQPACKET pair, a msgpack object tagged with its type, at most
+FRAME_BYTES_MAX. Anything larger travels as a memfd beside the frame (`wire/channel.py`); tensors
+travel in the arena and a frame only says where. Times are integer nanoseconds on CLOCK_MONOTONIC.
+
+    parent -> child                            child -> parent
+    Start      settings; carries the arena     Started    what device this is
+    Submit     a request                       Accepted   the child's half of "accepted"
+    Cancel                                     Finished   the fate, and where the outputs are
+    SetTenant  weight and rate
+    LoadModel  carries plan and weights        ModelLoaded | ModelFailed
+    UnloadModel                                ModelReleased
+    Ping       with the parent's count         Pong       with the loop's count of turns
+    AskStatistics                              Statistics
+    Stop       end after what is in flight     (end of file)
+
+    parent -> loader   Read                    loader -> parent   ReadDone (carries plan and
+                                               weights) | ReadFailed
+"""
+
+import msgspec
+
+from gpumuxd.domain import Bucket, Outcome, PriorityClass, RunReport
+from gpumuxd.settings import DeviceSettings
+
+FRAME_BYTES_MAX = 64 * 1024
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor in the arena: byte offset and size, datatype and shape."""
+
+    offset: int
+    size_bytes: int
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class Frame(msgspec.Struct, frozen=True, tag=True):
+    """Base of all frames; the tag is the class name."""
+
+
+# Parent to child
+
+
+class Start(Frame, frozen=True):
+    """The first frame; one descriptor beside it: the arena's memfd."""
+
+    settings: DeviceSettings
+    parent_pid: int
+
+
+class Submit(Frame, frozen=True):
+    """A request whose inputs lie in the arena and whose outputs are reserved there.
+
+    `inputs` and `outputs` are in the order of the model's spec. The size of an output block is a
+    bound; the child writes the true tensor at its offset.
+    """
+
+    request_id: int
+    tenant: str
+    model: str
+    priority_class: PriorityClass
+    bucket: Bucket
+    rows: int
+    arrived_ns: int
+    deadline_ns: int | None
+    inputs: tuple[Block, ...]
+    outputs: tuple[Block, ...]
+
+
+class Cancel(Frame, frozen=True):
+    """Nobody waits for this request; the answer is still exactly one Finished."""
+
+    request_id: int
+
+
+class SetTenant(Frame, frozen=True):
+    """Mirrors `events.TenantChanged`."""
+
+    tenant: str
+    weight: int
+    realtime_per_s: int | None
+    realtime_burst: int
+
+
+class LoadModel(Frame, frozen=True):
+    """Two descriptors beside it: the plan's memfd and the weights' memfd, both sealed.
+
+    `artifact_hash` keys the profile cache. Answered by ModelLoaded or ModelFailed.
+    """
+
+    model: str
+    artifact_hash: str
+    class_max: PriorityClass
+    slo_ns: int | None
+    tenant: str
+
+
+class UnloadModel(Frame, frozen=True):
+    """Finish what was admitted, then answer ModelReleased."""
+
+    model: str
+
+
+class Ping(Frame, frozen=True):
+    """Asks for a sign of life of the device loop."""
+
+    count: int
+
+
+class AskStatistics(Frame, frozen=True):
+    """Asks for one Statistics frame."""
+
+
+class Stop(Frame, frozen=True):
+    """Take nothing new, finish what was admitted, end."""
+
+
+# Child to parent
+
+
+class Started(Frame, frozen=True):
+    """The device is ready for models."""
+
+    device: str
+    description: str
+    torch_version: str
+    memory_bytes: int
+
+
+class Accepted(Frame, frozen=True):
+    """Mirrors `commands.Admit`."""
+
+    request_id: int
+    predicted_finish_ns: int
+
+
+class Finished(Frame, frozen=True):
+    """Mirrors `commands.Finish`; `outputs` are the true tensors when the outcome is COMPLETED."""
+
+    request_id: int
+    outcome: Outcome
+    report: RunReport
+    outputs: tuple[Block, ...]
+
+
+class ModelLoaded(Frame, frozen=True):
+    """The model serves from now on, with what the profiler found."""
+
+    model: str
+    group_count: int
+    longest_group_ns: int
+    run_ns: tuple[tuple[Bucket, int], ...]
+    weights_bytes: int
+    frame_bytes: int
+    profile_was_cached: bool
+
+
+class ModelFailed(Frame, frozen=True):
+    """The model could not be made ready; nothing of it is left."""
+
+    model: str
+    reason: str
+
+
+class ModelReleased(Frame, frozen=True):
+    """Nothing of the model is on the device any more."""
+
+    model: str
+
+
+class Pong(Frame, frozen=True):
+    """A sign of life: the ping's count and how many turns the device loop has made."""
+
+    count: int
+    turns: int
+
+
+class ModelFigures(msgspec.Struct, frozen=True):
+    """What a device child tells about one model."""
+
+    model: str
+    queued: int
+    started: int
+    completed: int
+    failed: int
+
+
+class Statistics(Frame, frozen=True):
+    """A snapshot of the device scheduler, for people and placement."""
+
+    queued: int
+    started: int
+    in_flight_slices: int
+    slices_launched: int
+    groups_launched: int
+    preemptions: int
+    deadline_missed: int
+    refused: int
+    frames_held: int
+    memory_bytes: int
+    bound_ns: int
+    window: int
+    device_busy_ns: int
+    models: tuple[ModelFigures, ...] = ()
+
+
+# Parent and loader
+
+
+class Read(Frame, frozen=True):
+    """Read and validate this artifact. One descriptor beside it: the artifact, opened read-only."""
+
+    model_bytes_max: int
+
+
+class ReadDone(Frame, frozen=True):
+    """Two descriptors beside it: plan and weights, sealed. `spec` is an encoded `ModelSpec`."""
+
+    artifact_hash: str
+    spec: bytes
+    plan_bytes: int
+    weights_bytes: int
+    node_count: int
+
+
+class ReadFailed(Frame, frozen=True):
+    """The artifact can't be served; `reason` is for its owner."""
+
+    reason: str
+
+
+AnyFrame = (
+    Start
+    | Submit
+    | Cancel
+    | SetTenant
+    | LoadModel
+    | UnloadModel
+    | Ping
+    | AskStatistics
+    | Stop
+    | Started
+    | Accepted
+    | Finished
+    | ModelLoaded
+    | ModelFailed
+    | ModelReleased
+    | Pong
+    | Statistics
+    | Read
+    | ReadDone
+    | ReadFailed
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
+
+
+def encode(frame: Frame) -> bytes:
+    """A frame as one datagram."""
+    data = _encoder.encode(frame)
+    assert len(data) <= FRAME_BYTES_MAX, f"{type(frame).__name__} of {len(data)} bytes"
+    return data
+
+
+def decode(data: bytes) -> AnyFrame:
+    """The frame of a datagram. Raises msgspec.DecodeError for anything else."""
+    return _decoder.decode(data)

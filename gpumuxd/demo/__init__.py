@@ -1,0 +1,1 @@
+"""Two real models on one device: what the daemon is for, in two minutes."""

@@ -1,0 +1,1 @@
+"""Our clients and stock tritonclient against a real daemon."""

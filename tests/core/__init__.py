@@ -1,0 +1,1 @@
+"""The policy stack: plain objects, no fixtures, no clock."""

@@ -1,0 +1,1 @@
+"""The demo's models and its speech, against the originals."""

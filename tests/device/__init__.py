@@ -1,0 +1,1 @@
+"""The device child, in a thread and as a real process."""

@@ -1,0 +1,1 @@
+"""One contract for every executor, run against each."""

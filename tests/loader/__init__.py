@@ -1,0 +1,1 @@
+"""The loader as a real process."""

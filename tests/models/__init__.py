@@ -1,0 +1,1 @@
+"""Repository, manifest and artifact reader."""

@@ -1,0 +1,1 @@
+"""The parent's node with fakes below it."""

@@ -1,0 +1,1 @@
+"""Export, plans, interpreter, generated code, profiles."""

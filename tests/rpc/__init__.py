@@ -1,0 +1,1 @@
+"""The front door over real sockets, with a fake node."""

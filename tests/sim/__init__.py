@@ -1,0 +1,1 @@
+"""Whole scenarios in virtual time, each from a seed."""

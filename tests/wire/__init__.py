@@ -1,0 +1,1 @@
+"""Frames, channel and arena."""

@@ -11,7 +11,7 @@ BENCH_FLAGS ?= --quick
 
 PY := .venv/bin/python
 STAMP := .venv/.installed
-BENCHES := $(filter-out bench/__init__.py bench/harness.py,$(wildcard bench/*.py))
+BENCHES := $(filter-out $(addprefix bench/,__init__.py harness.py probe.py),$(wildcard bench/*.py))
 
 .PHONY: setup demo check test sim bench
 

@@ -1,1 +1,5 @@
-"""One contract for every executor, run against each."""
+"""The executors, each through the one contract suite."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.executors.contract")

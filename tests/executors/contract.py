@@ -227,19 +227,6 @@ class ExecutorContract(abc.ABC):
         assert ids(driver.collect(2)) == order
         assert log == ["after"]
 
-    def test_after_names_slices_that_have_passed_first(self, driver: Driver) -> None:
-        """On any lane, the same one included; a slice that passed long ago is no obstacle."""
-        driver.load([affine(2, 0), affine(1, 1)])
-        for cursor in (1, 2):
-            driver.rig.bind(cursor, 3)
-        first = driver.launch(1, 1)
-        driver.launch(1, 1, lane=driver.executor.lanes[-1], after=(first,))
-        driver.collect(2)
-        driver.launch(2, 2, after=(first,))
-        driver.collect(1)
-        assert driver.rig.result(1) == 7
-        assert driver.rig.result(2) == 7
-
     # Tensors and frames
 
     def test_outputs_are_written_by_the_last_slice(self, driver: Driver) -> None:
@@ -434,3 +421,20 @@ class ExecutorContract(abc.ABC):
 
     def test_close_of_an_idle_device(self, driver: Driver) -> None:
         driver.executor.close()
+
+
+class MultiLaneContract(ExecutorContract):
+    """For devices with more than one lane: the lanes wait for each other where a slice says so."""
+
+    def test_after_names_slices_of_other_lanes_that_have_passed_first(self, driver: Driver) -> None:
+        """A slice that passed long ago is no obstacle."""
+        driver.load([affine(2, 0), affine(1, 1)])
+        for cursor in (1, 2):
+            driver.rig.bind(cursor, 3)
+        first = driver.launch(1, 1)
+        second = driver.launch(1, 1, lane=driver.executor.lanes[-1], after=(first,))
+        assert ids(driver.collect(2)) == [first, second]
+        driver.launch(2, 2, after=(second,))
+        driver.collect(1)
+        assert driver.rig.result(1) == 7
+        assert driver.rig.result(2) == 7

@@ -13,7 +13,7 @@ from gpumuxd.testing.virtual_executor import (
     VirtualExecutor,
     VirtualProgram,
 )
-from tests.executors.contract import ExecutorContract, Group, Rig
+from tests.executors.contract import ExecutorContract, Group, MultiLaneContract, Rig
 
 COMPUTE = Lane(0, LaneKind.COMPUTE)
 HIGH = Lane(0, LaneKind.COMPUTE_HIGH)
@@ -62,7 +62,7 @@ class TestVirtual(ExecutorContract):
         return VirtualRig([COMPUTE])
 
 
-class TestVirtualWithTwoLanes(ExecutorContract):
+class TestVirtualWithTwoLanes(MultiLaneContract):
     def make_rig(self) -> Rig[VirtualProgram, list[Any]]:
         return VirtualRig([COMPUTE, HIGH])
 

@@ -1,0 +1,236 @@
+"""The CPU device passes the suite of executors, and deals with real tensors and their sizes."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from gpumuxd.clock import monotonic_ns
+from gpumuxd.domain import Slice
+from gpumuxd.events import SliceFailed, SyncPointReached
+from gpumuxd.executors.base import Completion
+from gpumuxd.executors.cpu import COMPUTE, CpuExecutor, short_reason
+from tests.executors.contract import ExecutorContract, Group, Rig
+
+ITEM_BYTES = 8
+UNWRITTEN = -(2**63)
+
+
+class SlotProgram:
+    """Groups over plain slots: inputs are the first, and `slots[0]` in the end is the output."""
+
+    def __init__(self, groups: Sequence[Callable[[list[Any]], None]]) -> None:
+        self.groups = tuple(groups)
+        self.group_count = len(self.groups)
+
+    def start(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        return [*inputs]
+
+    def outputs(self, slots: list[Any]) -> list[torch.Tensor]:
+        return [slots[0]]
+
+    def bytes_held(self, slots: list[Any]) -> int:
+        return sum(int(slot.nbytes) for slot in slots)
+
+
+def region(size_bytes: int) -> torch.Tensor:
+    return torch.full((size_bytes // ITEM_BYTES,), UNWRITTEN).view(torch.uint8)
+
+
+class CpuRig(Rig[SlotProgram, Sequence[torch.Tensor]]):
+    def __init__(self) -> None:
+        self.executor = self.cpu = CpuExecutor()
+        self.regions: dict[int, torch.Tensor] = {}
+        self.go = threading.Event()
+
+    def now_ns(self) -> int:
+        return monotonic_ns()
+
+    def make_program(self, groups: Sequence[Group]) -> SlotProgram:
+        return SlotProgram(groups)
+
+    def bind(self, request_id: int, value: int) -> None:
+        self.regions[request_id] = region(ITEM_BYTES)
+        self.executor.bind(request_id, [torch.tensor(value)], [self.regions[request_id]])
+
+    def result(self, request_id: int) -> int | None:
+        value = int(self.regions[request_id].view(torch.int64).item())
+        return None if value == UNWRITTEN else value
+
+    def long_group(self) -> Group:
+        def group(slots: list[Any]) -> None:
+            assert self.go.wait(timeout=60)
+
+        return group
+
+    def end_long_groups(self) -> None:
+        self.go.set()
+
+
+class TestCpu(ExecutorContract):
+    def make_rig(self) -> Rig[SlotProgram, Sequence[torch.Tensor]]:
+        return CpuRig()
+
+
+@pytest.fixture
+def executor() -> Iterator[CpuExecutor]:
+    executor = CpuExecutor()
+    yield executor
+    executor.close()
+
+
+def work(slice_id: int, first: int = 0, end: int = 1, cursor: int = 1) -> Slice:
+    return Slice(slice_id, cursor, "m", (1,), (cursor,), cursor, first, end, COMPUTE, (), 0)
+
+
+def run(executor: CpuExecutor, *slices: Slice) -> list[Completion]:
+    for one in slices:
+        executor.launch(one)
+    told: list[Completion] = []
+    while len(told) < len(slices):
+        told += executor.wait(monotonic_ns() + 10**10)
+    return told
+
+
+def nothing(slots: list[Any]) -> None:
+    """A group without effect."""
+
+
+def test_the_true_output_may_be_smaller_than_its_region(executor: CpuExecutor) -> None:
+    def halve(slots: list[Any]) -> None:
+        slots[0] = slots[0][:, ::2].t()  # neither contiguous nor of the reserved shape
+
+    executor.load("m", SlotProgram([halve]))
+    room = region(64)
+    executor.bind(1, [torch.arange(8.0).view(2, 4)], [room])
+    run(executor, work(1))
+    (result,) = executor.result(1)
+    assert torch.equal(result, torch.tensor([[0.0, 4.0], [2.0, 6.0]]))
+    assert result.data_ptr() == room.data_ptr()
+    assert torch.equal(room[:16].view(torch.float32), torch.tensor([0.0, 4.0, 2.0, 6.0]))
+    assert (room[16:].view(torch.int64) == UNWRITTEN).all()
+
+
+def test_an_output_that_does_not_fit_fails_with_the_numbers(executor: CpuExecutor) -> None:
+    executor.load("m", SlotProgram([nothing]))
+    room = region(16)
+    executor.bind(1, [torch.zeros(5)], [room])
+    (failed,) = run(executor, work(1))
+    assert isinstance(failed, SliceFailed)
+    assert "shape [5] takes 20 bytes, 16 were reserved" in failed.reason
+    assert (room.view(torch.int64) == UNWRITTEN).all()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,)])
+def test_shapes_without_dimensions_or_elements(
+    executor: CpuExecutor, shape: tuple[int, ...]
+) -> None:
+    executor.load("m", SlotProgram([nothing]))
+    executor.bind(1, [torch.ones(shape, dtype=torch.bool)], [region(8)])
+    run(executor, work(1))
+    (result,) = executor.result(1)
+    assert result.shape == shape
+    assert result.dtype == torch.bool
+    assert result.all()
+
+
+def test_outputs_are_dropped_when_nothing_is_reserved(executor: CpuExecutor) -> None:
+    executor.load("m", SlotProgram([nothing]))
+    executor.bind(1, [torch.zeros(5)], ())
+    (passed,) = run(executor, work(1))
+    assert isinstance(passed, SyncPointReached)
+    assert executor.result(1) == ()
+
+
+def test_groups_run_in_inference_mode_on_the_device_thread(executor: CpuExecutor) -> None:
+    seen: list[object] = []
+
+    def look(slots: list[Any]) -> None:
+        seen.append((torch.is_inference_mode_enabled(), threading.current_thread().name))
+
+    executor.load("m", SlotProgram([look]))
+    executor.bind(1, [torch.zeros(1)], ())
+    run(executor, work(1))
+    assert seen == [(True, "device")]
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_inputs_are_read_in_place(executor: CpuExecutor) -> None:
+    seen: list[int] = []
+    executor.load("m", SlotProgram([lambda slots: seen.append(slots[0].data_ptr())]))
+    inputs = torch.zeros(4)
+    executor.bind(1, [inputs], ())
+    run(executor, work(1))
+    assert seen == [inputs.data_ptr()]
+
+
+def test_bytes_held_between_slices(executor: CpuExecutor) -> None:
+    def grow(slots: list[Any]) -> None:
+        slots.append(torch.zeros(100))
+
+    executor.load("m", SlotProgram([grow, nothing]))
+    executor.bind(1, [torch.zeros(1)], ())
+    run(executor, work(1))
+    assert executor.bytes_held(1) == 404
+    executor.launch(work(2, 1, 2))
+    with pytest.raises(AssertionError):
+        executor.bytes_held(1)
+
+
+def test_retiring_a_cursor_in_flight_is_a_bug(executor: CpuExecutor) -> None:
+    executor.load("m", SlotProgram([nothing]))
+    executor.bind(1, [torch.zeros(1)], ())
+    executor.launch(work(1))
+    with pytest.raises(AssertionError):
+        executor.retire(1)
+    with pytest.raises(AssertionError):
+        executor.unload("m")
+
+
+def test_mail_ends_a_wait_and_is_left_to_its_reader() -> None:
+    reader, writer = os.pipe()
+    executor = CpuExecutor(mail_fd=reader)
+    os.write(writer, b"x")
+    assert executor.wait(None) == []
+    assert os.read(reader, 2) == b"x"
+    executor.close()
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("cost_ns", [5_000, 3_000_000])
+def test_launching_costs_host_time(cost_ns: int) -> None:
+    executor = CpuExecutor(launch_cost_ns=cost_ns)
+    executor.load("m", SlotProgram([nothing]))
+    executor.bind(1, [torch.zeros(1)], ())
+    began_ns = monotonic_ns()
+    executor.launch(work(1))
+    assert monotonic_ns() - began_ns >= cost_ns
+    executor.close()
+
+
+def test_a_failure_lets_go_of_what_the_cursor_held(executor: CpuExecutor) -> None:
+    def fail(slots: list[Any]) -> None:
+        raise ValueError("no")
+
+    executor.load("m", SlotProgram([nothing, fail]))
+    executor.bind(1, [torch.zeros(1)], ())
+    run(executor, work(1), work(2, 1, 2))
+    assert executor.bytes_held(1) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("bad shape\n  at file.cpp:3"), "RuntimeError: bad shape"),
+        (ValueError(), "ValueError"),
+        (OSError("can't open '/home/user/secret.bin' now"), "OSError: can't open '<path>' now"),
+        (RuntimeError("1/2 of a/b"), "RuntimeError: 1/2 of a/b"),
+        (RuntimeError("x" * 1000), "RuntimeError: " + "x" * 286),
+    ],
+)
+def test_reasons_are_short_and_name_no_path(error: Exception, reason: str) -> None:
+    assert short_reason(error) == reason

@@ -1,0 +1,1 @@
+"""Made by protos/generate.py from protos/: change those, not these."""

@@ -1,0 +1,134 @@
+"""One call from bytes to bytes: who asks, what it says, the answer or the status.
+
+Every method of every service goes through `bind`, so that no exception text, no forgotten
+cancellation and no unauthenticated call gets past it. It must not know what any method does.
+
+Messages are parsed here and not by gRPC: the moment of arrival then comes before the parsing, and
+a malformed message is the client's error and not ours.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from gpumuxd.clock import monotonic_ns
+from gpumuxd.errors import InvalidRequest
+from gpumuxd.node.api import Tenant
+from gpumuxd.rpc.identity import Identify, Metadata
+from gpumuxd.rpc.status import failure_of
+
+RequestT = TypeVar("RequestT", bound=Message)
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What is known of a call before its message is read."""
+
+    identify: Identify
+    metadata: Metadata
+    arrived_ns: int
+    remaining_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, when, and for how long: `remaining_s` is relative to `arrived_ns`."""
+
+    tenant: Tenant
+    arrived_ns: int
+    remaining_s: float | None
+
+
+Answer = Callable[[bytes, Arrival], Awaitable[bytes]]
+"""A method as the wire sees it. Raises GpumuxdError."""
+
+
+def for_anyone(
+    request_type: type[RequestT], handle: Callable[[RequestT], Awaitable[Message]]
+) -> Answer:
+    """A method that needs no identity."""
+
+    async def answer(data: bytes, arrival: Arrival) -> bytes:
+        return (await handle(_parse(request_type, data))).SerializeToString()
+
+    return answer
+
+
+def for_tenants(
+    request_type: type[RequestT], handle: Callable[[RequestT, Caller], Awaitable[Message]]
+) -> Answer:
+    """A method of a tenant. Who it is comes first: strangers learn nothing about messages."""
+
+    async def answer(data: bytes, arrival: Arrival) -> bytes:
+        tenant = arrival.identify(arrival.metadata)
+        caller = Caller(tenant, arrival.arrived_ns, arrival.remaining_s)
+        # The parsed message is not named here, so that `handle` can let go of its tensors.
+        return (await handle(_parse(request_type, data), caller)).SerializeToString()
+
+    return answer
+
+
+def _parse(request_type: type[RequestT], data: bytes) -> RequestT:
+    try:
+        return request_type.FromString(data)
+    except DecodeError:
+        raise InvalidRequest(
+            f"the message is not a well-formed {request_type.DESCRIPTOR.name}"
+        ) from None
+
+
+class CallsInProgress:
+    """The tasks of calls that are not answered yet, so that stopping can wait for them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def begin(self) -> asyncio.Task[object]:
+        """Note the current task and return it."""
+        task = asyncio.current_task()
+        assert task is not None, "calls run in tasks"
+        self._tasks.add(task)
+        return task
+
+    def end(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+
+    async def wait_ended(self, limit_s: float) -> bool:
+        """True when all have ended within the limit. Aborted calls still run their `finally`."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=limit_s)
+        return not self._tasks
+
+
+def bind(
+    path: str, answer: Answer, identify: Identify, calls: CallsInProgress
+) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    """A method as gRPC wants it."""
+
+    async def behaviour(data: bytes, context: Context) -> bytes:
+        arrived_ns = monotonic_ns()
+        task = calls.begin()
+        try:
+            metadata = tuple(context.invocation_metadata() or ())
+            remaining_s: float | None = context.time_remaining()
+            return await answer(data, Arrival(identify, metadata, arrived_ns, remaining_s))
+        except asyncio.CancelledError as error:
+            if task.cancelling():
+                raise  # gRPC cancels the task when the client went or its deadline passed
+            failure = failure_of(error, path)
+        except Exception as error:  # the one place where everything ends
+            failure = failure_of(error, path)
+        finally:
+            calls.end(task)
+        # Outside the `try`: abort raises, and gRPC has to see that.
+        await context.abort(failure.code, failure.details, failure.trailing_metadata)
+
+    return grpc.unary_unary_rpc_method_handler(behaviour)

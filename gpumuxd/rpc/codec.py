@@ -1,0 +1,282 @@
+"""Protobuf to `InferCall`, `InferReply` to protobuf: tensors, parameters, deadlines.
+
+Checks what a message must be on its own: names given once, shapes that can exist, bytes that fit
+their shape, one form of contents, parameters of the right type. Whether a model takes it is
+decided in `node/`, which this file must not know. All numbers on the wire are little-endian.
+
+Invariant: every `InputTensor` holds exactly the bytes that its datatype and shape ask for.
+
+A bytes field of a message is copied each time it is read, so each is read once.
+"""
+
+import math
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+
+from gpumuxd.errors import InvalidRequest, Unsupported
+from gpumuxd.models.spec import ITEM_BYTES
+from gpumuxd.node.api import InferCall, InferReply, InputTensor, Tenant
+from gpumuxd.rpc.generated import inference_pb2 as pb
+from gpumuxd.units import NS_PER_S, NS_PER_US
+
+assert sys.byteorder == "little", "tensors are passed on as they lie in memory"
+
+RANK_MAX = 32
+"""Most dimensions of a tensor. torch takes 64, no model uses more than 8; the limit keeps the
+product of a hostile shape cheap."""
+
+TENSORS_MAX = 1024
+"""Most inputs, outputs or parameters of one request: each costs time on the event loop."""
+
+TYPED_ELEMENTS_MAX = 4 * 1024 * 1024
+"""Most elements of a request as typed contents. Every one becomes a Python object first, about
+30 ns each, and nobody else's request moves meanwhile. Raw contents have no such limit."""
+
+ELEMENTS_MAX = 2**63 - 1
+"""More elements than this can't be counted by anything below."""
+
+DEADLINE_NS_MAX = 365 * 24 * 3600 * NS_PER_S
+"""A deadline further away than a year is none; it also keeps the sum within 64 bits."""
+
+_CONTENTS_FIELD: dict[str, tuple[str, str]] = {
+    # datatype: (field, array typecode)
+    "BOOL": ("bool_contents", "B"),
+    "UINT8": ("uint_contents", "B"),
+    "UINT16": ("uint_contents", "H"),
+    "UINT32": ("uint_contents", "I"),
+    "UINT64": ("uint64_contents", "Q"),
+    "INT8": ("int_contents", "b"),
+    "INT16": ("int_contents", "h"),
+    "INT32": ("int_contents", "i"),
+    "INT64": ("int64_contents", "q"),
+    "FP32": ("fp32_contents", "f"),
+    "FP64": ("fp64_contents", "d"),
+}
+_SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+_SHARED_MEMORY = "shared_memory_"
+
+
+def decode_infer(
+    request: pb.ModelInferRequest,
+    tenant: Tenant,
+    arrived_ns: int,
+    remaining_s: float | None,
+) -> InferCall:
+    """The call that a message asks for. Raises InvalidRequest or Unsupported.
+
+    `remaining_s` is what is left of the gRPC deadline, relative to `arrived_ns`.
+    """
+    _check_counts(request)
+    priority, timeout_ns = _decode_parameters(request.parameters)
+    outputs_wanted = tuple(_decode_requested(output) for output in request.outputs)
+    _check_unique("output", outputs_wanted)
+    inputs = _decode_inputs(request)
+    _check_unique("input", (tensor.name for tensor in inputs))
+    return InferCall(
+        tenant=tenant,
+        model=request.model_name,
+        version=request.model_version,
+        priority=priority,
+        deadline_ns=_deadline_ns(arrived_ns, timeout_ns, remaining_s),
+        arrived_ns=arrived_ns,
+        inputs=inputs,
+        outputs_wanted=outputs_wanted,
+    )
+
+
+def encode_infer(reply: InferReply, request_id: str) -> pb.ModelInferResponse:
+    """The answer: always raw contents, one entry for each output."""
+    response = pb.ModelInferResponse(
+        model_name=reply.model, model_version=reply.version, id=request_id
+    )
+    for output in reply.outputs:
+        response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        response.raw_output_contents.append(output.data)
+    report = reply.report
+    parameters = response.parameters
+    parameters["queue_ns"].int64_param = report.queue_ns
+    parameters["compute_ns"].int64_param = report.compute_ns
+    parameters["preemptions"].int64_param = report.preemptions
+    parameters["preemption_wait_ns"].int64_param = report.preemption_wait_ns
+    parameters["predicted_ns"].int64_param = report.predicted_ns
+    return response
+
+
+# Deadlines and parameters
+
+
+def _deadline_ns(arrived_ns: int, timeout_ns: int, remaining_s: float | None) -> int | None:
+    """The earliest of both, absolute. `timeout_ns` 0 is none, `remaining_s` 0 is now."""
+    candidates = []
+    if timeout_ns:
+        candidates.append(timeout_ns)
+    if remaining_s is not None and remaining_s * NS_PER_S <= DEADLINE_NS_MAX:
+        candidates.append(max(0, int(remaining_s * NS_PER_S)))
+    earliest = min(candidates, default=DEADLINE_NS_MAX + 1)
+    return arrived_ns + earliest if earliest <= DEADLINE_NS_MAX else None
+
+
+def _decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> tuple[int, int]:
+    """Wire priority and timeout in nanoseconds; both 0 when not given. Custom keys are ignored."""
+    priority = timeout_us = 0
+    for key, value in parameters.items():
+        if key == "priority":
+            priority = _count("priority", value, "1 is the most urgent, 0 the tenant's default")
+        elif key == "timeout":
+            timeout_us = _count("timeout", value, "microseconds, 0 for none")
+        elif key in _SEQUENCE_PARAMETERS:
+            if _value(value):
+                raise Unsupported(f"parameter {key!r}: sequences are not supported")
+        elif key.startswith(_SHARED_MEMORY):
+            raise Unsupported(f"parameter {key!r}: shared memory is not supported")
+        elif key == "triton_enable_empty_final_response":
+            pass  # the C++ client adds it to every request; it only concerns streams
+        elif key.startswith("triton_"):
+            raise InvalidRequest(f"parameter {key!r}: names beginning with 'triton_' are reserved")
+    return priority, timeout_us * NS_PER_US
+
+
+def _value(parameter: pb.InferParameter) -> bool | int | str | float | None:
+    choice = parameter.WhichOneof("parameter_choice")
+    if choice is None:
+        return None
+    value: bool | int | str | float = getattr(parameter, choice)
+    return value
+
+
+def _count(key: str, parameter: pb.InferParameter, meaning: str) -> int:
+    """A number that is not negative, as either of the two integer types."""
+    choice = parameter.WhichOneof("parameter_choice")
+    value = _value(parameter)
+    expected = f"parameter {key!r}: expected a number >= 0 as int64_param or uint64_param"
+    if choice not in ("int64_param", "uint64_param") or not isinstance(value, int):
+        raise InvalidRequest(f"{expected} ({meaning}), got {choice or 'nothing'}")
+    if value < 0:
+        raise InvalidRequest(f"{expected} ({meaning}), got {value}")
+    return value
+
+
+def _decode_requested(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
+    for key in output.parameters:
+        if key == "classification" or key.startswith(_SHARED_MEMORY):
+            raise Unsupported(f"output {output.name!r}: parameter {key!r} is not supported")
+    return output.name
+
+
+def _check_unique(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidRequest(f"{what} {name!r} is given more than once")
+        seen.add(name)
+
+
+def _check_counts(request: pb.ModelInferRequest) -> None:
+    for field in ("parameters", "inputs", "outputs", "raw_input_contents"):
+        count = len(getattr(request, field))
+        if count > TENSORS_MAX:
+            raise InvalidRequest(f"{field}: expected at most {TENSORS_MAX}, got {count}")
+
+
+# Tensors
+
+
+def _decode_inputs(request: pb.ModelInferRequest) -> list[InputTensor]:
+    declared = [(tensor, _check_declared(tensor)) for tensor in request.inputs]
+    raw_count = len(request.raw_input_contents)
+    if raw_count == 0:
+        elements = sum(math.prod(shape) for _, shape in declared)
+        if elements > TYPED_ELEMENTS_MAX:
+            raise InvalidRequest(
+                f"expected at most {TYPED_ELEMENTS_MAX} elements as typed contents, got "
+                f"{elements}: send them in raw_input_contents"
+            )
+        return [
+            _input(tensor, shape, _typed_bytes(tensor, math.prod(shape)))
+            for tensor, shape in declared
+        ]
+    for tensor, _ in declared:
+        if tensor.HasField("contents") and tensor.contents.ByteSize() > 0:
+            raise InvalidRequest(
+                f"input {tensor.name!r}: contents must not be given together with "
+                "raw_input_contents"
+            )
+    if raw_count != len(declared):
+        raise InvalidRequest(
+            f"raw_input_contents: expected {len(declared)} entries, one for each input, "
+            f"got {raw_count}"
+        )
+    pairs = zip(declared, request.raw_input_contents, strict=True)
+    return [_raw_input(tensor, shape, data) for (tensor, shape), data in pairs]
+
+
+def _check_declared(tensor: pb.ModelInferRequest.InferInputTensor) -> tuple[int, ...]:
+    """The shape of an input whose datatype, shape and parameters can be served."""
+    for key in tensor.parameters:
+        if key.startswith(_SHARED_MEMORY):
+            raise Unsupported(f"input {tensor.name!r}: shared memory is not supported")
+    if tensor.datatype not in ITEM_BYTES:
+        raise InvalidRequest(
+            f"input {tensor.name!r}: expected a datatype of {', '.join(ITEM_BYTES)}, "
+            f"got {tensor.datatype!r}"
+        )
+    if len(tensor.shape) > RANK_MAX:
+        raise InvalidRequest(
+            f"input {tensor.name!r}: expected at most {RANK_MAX} dimensions, "
+            f"got {len(tensor.shape)}"
+        )
+    shape = tuple(tensor.shape)
+    if any(size < 0 for size in shape):
+        raise InvalidRequest(f"input {tensor.name!r}: negative size in shape {list(shape)}")
+    if math.prod(shape) > ELEMENTS_MAX:
+        raise InvalidRequest(f"input {tensor.name!r}: shape {list(shape)} has too many elements")
+    return shape
+
+
+def _input(
+    tensor: pb.ModelInferRequest.InferInputTensor,
+    shape: tuple[int, ...],
+    data: bytes | memoryview,
+) -> InputTensor:
+    return InputTensor(tensor.name, tensor.datatype, shape, data)
+
+
+def _raw_input(
+    tensor: pb.ModelInferRequest.InferInputTensor, shape: tuple[int, ...], data: bytes
+) -> InputTensor:
+    expected = math.prod(shape) * ITEM_BYTES[tensor.datatype]
+    if len(data) != expected:
+        raise InvalidRequest(
+            f"input {tensor.name!r}: expected {expected} bytes for {tensor.datatype} "
+            f"{list(shape)}, got {len(data)}"
+        )
+    return _input(tensor, shape, data)
+
+
+def _typed_bytes(tensor: pb.ModelInferRequest.InferInputTensor, elements: int) -> memoryview:
+    """Typed contents as dense bytes."""
+    filled = [field.name for field, _ in tensor.contents.ListFields()]
+    if tensor.datatype not in _CONTENTS_FIELD:
+        raise InvalidRequest(
+            f"input {tensor.name!r}: {tensor.datatype} can only be sent in raw_input_contents"
+        )
+    field, typecode = _CONTENTS_FIELD[tensor.datatype]
+    if any(name != field for name in filled):
+        raise InvalidRequest(
+            f"input {tensor.name!r}: expected {tensor.datatype} in {field}, got {', '.join(filled)}"
+        )
+    values = getattr(tensor.contents, field)
+    if len(values) != elements:
+        raise InvalidRequest(
+            f"input {tensor.name!r}: expected {elements} elements in {field} for shape "
+            f"{list(tensor.shape)}, got {len(values)}"
+        )
+    try:
+        dense = array(typecode, values)
+    except OverflowError:
+        raise InvalidRequest(
+            f"input {tensor.name!r}: {field} holds a value out of the range of {tensor.datatype}"
+        ) from None
+    assert dense.itemsize == ITEM_BYTES[tensor.datatype], f"array {typecode!r} on this platform"
+    return memoryview(dense).cast("B")

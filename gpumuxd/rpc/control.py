@@ -1,0 +1,48 @@
+"""The control API: what operators see of the node."""
+
+from gpumuxd.errors import PermissionDenied
+from gpumuxd.node.api import NodeApi
+from gpumuxd.rpc.call import Answer, Caller, for_tenants
+from gpumuxd.rpc.generated import control_pb2 as pb
+
+SERVICE = "gpumuxd.v1.Control"
+
+
+class ControlService:
+    """The methods of `gpumuxd.v1.Control`. All are for admins."""
+
+    def __init__(self, node: NodeApi) -> None:
+        self._node = node
+
+    def methods(self) -> dict[str, Answer]:
+        """Each method by its name on the wire."""
+        return {"NodeStatus": for_tenants(pb.NodeStatusRequest, self._node_status)}
+
+    async def _node_status(
+        self, request: pb.NodeStatusRequest, caller: Caller
+    ) -> pb.NodeStatusResponse:
+        if not caller.tenant.is_admin:
+            raise PermissionDenied(f"tenant {caller.tenant.name!r} is not an admin")
+        view = self._node.view()
+        return pb.NodeStatusResponse(
+            version=view.version,
+            ready=self._node.is_ready(),
+            uptime_ns=max(0, view.now_ns - view.started_ns),
+            devices=[
+                pb.DeviceStatus(
+                    name=device.name,
+                    state=device.state,
+                    description=device.description,
+                    pid=device.pid,
+                    restarts=device.restarts,
+                    requests_in_flight=device.requests_in_flight,
+                    queued=device.queued,
+                    preemptions=device.preemptions,
+                    bound_ns=device.bound_ns,
+                    window=device.window,
+                    memory_bytes=device.memory_bytes,
+                    device_busy_ns=device.device_busy_ns,
+                )
+                for device in view.devices
+            ],
+        )

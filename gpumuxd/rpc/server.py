@@ -1,0 +1,165 @@
+"""The front door: one gRPC server per listener, all with the same services.
+
+A server for each listener, because only the server that took a call knows by which address it
+came, and with that whose it is. It must not know what the services do.
+
+Order of stopping: health says NOT_SERVING, watchers are ended, calls get their grace time, then
+the claims on the addresses are given back. Starting is all or nothing.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import grpc
+import structlog
+
+from gpumuxd.node.api import NodeApi
+from gpumuxd.rpc import control, inference
+from gpumuxd.rpc.call import Answer, CallsInProgress, bind
+from gpumuxd.rpc.health import HealthService
+from gpumuxd.rpc.identity import Identify, Tenants, by_token, of_listener
+from gpumuxd.rpc.listener import (
+    SOCKET_MODE,
+    AddressInUse,
+    Listener,
+    TcpAddress,
+    UnixAddress,
+    UnixClaim,
+    check_tcp_free,
+    parse_address,
+    tcp_in_use,
+)
+
+ABORT_WAIT_S = 5.0
+"""How long aborted calls may take to run their `finally` after the grace time."""
+
+_FRAME_BYTES = 1024 * 1024
+"""HTTP/2's own 16 KiB makes a thousand frames of a 16 MB tensor."""
+
+_PING_INTERVAL_MS_MIN = 10_000
+"""gRPC's default cuts off clients that ping more often than every 5 minutes."""
+
+_logger = structlog.stdlib.get_logger(__name__)
+
+
+class FrontDoor:
+    """Everything that can be reached from outside, from `start` to `stop`. Used once."""
+
+    def __init__(
+        self,
+        node: NodeApi,
+        listeners: Sequence[Listener],
+        tenants: Tenants,
+        message_bytes_max: int,
+    ) -> None:
+        self._listeners = tuple(listeners)
+        self._tenants = tenants
+        self._options = _server_options(message_bytes_max)
+        self._services: dict[str, dict[str, Answer]] = {
+            inference.SERVICE: inference.InferenceService(node).methods(),
+            control.SERVICE: control.ControlService(node).methods(),
+        }
+        self._health = HealthService()
+        self._calls = CallsInProgress()
+        self._servers: list[grpc.aio.Server] = []
+        self._claims: list[UnixClaim] = []
+        self._addresses: list[str] = []
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Where it listens, in the order of the listeners, with the ports that the kernel gave."""
+        return tuple(self._addresses)
+
+    def set_serving(self, is_serving: bool) -> None:
+        """What grpc.health.v1 says. False until this is called."""
+        self._health.set_serving(is_serving)
+
+    async def start(self) -> None:
+        """Listen everywhere. Raises AddressInUse or ConfigError, and then listens nowhere."""
+        assert not self._servers, "a front door is used once"
+        try:
+            for listener in self._listeners:
+                await self._open(listener)
+        except BaseException:
+            await self.stop(0)
+            raise
+        _logger.info("listening", addresses=self._addresses)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take nothing new, let calls finish for up to `grace_s`, then abort them. Idempotent."""
+        self._health.set_serving(False)
+        self._health.close()
+        servers, self._servers = self._servers, []
+        async with asyncio.TaskGroup() as group:
+            for server in servers:
+                group.create_task(server.stop(grace_s))
+        if not await self._calls.wait_ended(ABORT_WAIT_S):
+            _logger.error("calls did not end when aborted", calls=len(self._calls))
+        while self._claims:
+            self._claims.pop().release()
+
+    async def _open(self, listener: Listener) -> None:
+        tenant = listener.tenant
+        identify = by_token(self._tenants) if tenant is None else of_listener(tenant)
+        address = parse_address(listener.address)
+        if isinstance(address, UnixAddress):
+            self._claims.append(UnixClaim.acquire(address))
+        else:
+            check_tcp_free(address)
+        server = grpc.aio.server(options=self._options)
+        server.add_generic_rpc_handlers(self._handlers(identify))
+        self._servers.append(server)
+        port = _bind(server, address)
+        await server.start()
+        if isinstance(address, TcpAddress):
+            address = TcpAddress(address.host, port)
+        self._addresses.append(str(address))
+
+    def _handlers(self, identify: Identify) -> list[grpc.GenericRpcHandler]:
+        handlers = [
+            grpc.method_handlers_generic_handler(
+                service,
+                {
+                    name: bind(f"/{service}/{name}", answer, identify, self._calls)
+                    for name, answer in methods.items()
+                },
+            )
+            for service, methods in self._services.items()
+        ]
+        return [*handlers, self._health.handler()]
+
+
+def _bind(server: grpc.aio.Server, address: UnixAddress | TcpAddress) -> int:
+    try:
+        if isinstance(address, TcpAddress):
+            return server.add_insecure_port(str(address))
+        with _umask(0o777 & ~SOCKET_MODE):
+            port = server.add_insecure_port(str(address))
+        address.path.chmod(SOCKET_MODE)
+        return port
+    except RuntimeError as error:
+        if isinstance(address, TcpAddress):
+            raise AddressInUse(tcp_in_use(address)) from error
+        raise AddressInUse(f"{address}: {error}") from error
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    """The socket must not be open to all for even a moment between bind and chmod."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _server_options(message_bytes_max: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.http2.max_frame_size", _FRAME_BYTES),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_INTERVAL_MS_MIN),
+    ]

@@ -1,0 +1,158 @@
+"""A node in memory: the identity model, a few ways to misbehave, and a record of what was asked.
+
+It keeps the contract of `node/api.py`: names and versions are looked up, inputs are checked
+against the spec, refusals are the classes of `errors.py`.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpumuxd.clock import monotonic_ns
+from gpumuxd.domain import PriorityClass, RunReport
+from gpumuxd.errors import DeadlineMissed, InvalidRequest, ModelNotReady, PermissionDenied
+from gpumuxd.errors import UnknownModel as UnknownModelError
+from gpumuxd.models.spec import ModelSpec, Symbol, TensorSpec
+from gpumuxd.node.api import (
+    DeviceView,
+    IndexEntry,
+    InferCall,
+    InferReply,
+    ModelState,
+    ModelView,
+    NodeView,
+    OutputTensor,
+    Tenant,
+)
+
+REPORT = RunReport(
+    queue_ns=11, compute_ns=22, preemptions=3, preemption_wait_ns=44, predicted_ns=55
+)
+ADMIN = Tenant("default", priority_max=PriorityClass.REALTIME, is_admin=True)
+CAMERA = Tenant("camera", priority_max=PriorityClass.STANDARD)
+
+
+def identity_spec(datatype: str, shape: tuple[object, ...] = (("batch",), 4)) -> ModelSpec:
+    """One input `x` and one output `y` of the same type and shape."""
+    return ModelSpec(
+        inputs=(TensorSpec("x", datatype, shape),),  # type: ignore[arg-type]  # shortened
+        outputs=(TensorSpec("y", datatype, shape),),  # type: ignore[arg-type]  # shortened
+        symbols=(Symbol("batch", 1, 8),),
+        batch_symbol="batch",
+    )
+
+
+@dataclass
+class FakeNode:
+    """Models by name; `before_reply` runs inside each inference."""
+
+    models: dict[str, ModelSpec] = field(default_factory=dict)
+    loaded: set[str] = field(default_factory=set)
+    calls: list[InferCall] = field(default_factory=list)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    before_reply: Callable[[InferCall], object] | None = None
+    ready: bool = True
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def is_model_ready(self, tenant: Tenant, name: str, version: str) -> bool:
+        return name in self.loaded and version in ("", "1")
+
+    def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
+        return ModelView(
+            name=name,
+            version="1",
+            versions=("1",),
+            platform="pytorch_export",
+            spec=self._spec(name, version),
+            group_count=7,
+            longest_group_ns=700,
+            weights_bytes=1024,
+        )
+
+    def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
+        return [
+            IndexEntry(name, "1", ModelState.READY)
+            if name in self.loaded
+            else IndexEntry(name, "1", ModelState.UNAVAILABLE, "unloaded")
+            for name in sorted(self.models)
+        ]
+
+    def view(self) -> NodeView:
+        device = DeviceView("cpu:0", "ready", "CPU device, 1 thread", pid=4711, preemptions=3)
+        now_ns = monotonic_ns()
+        return NodeView("0.1", now_ns - 5_000_000_000, now_ns, (device,))
+
+    async def infer(self, call: InferCall) -> InferReply:
+        self.calls.append(call)
+        self.started.set()
+        spec = self._spec(call.model, call.version)
+        self._check(spec, call)
+        try:
+            if self.before_reply is not None:
+                waiting = self.before_reply(call)
+                if asyncio.iscoroutine(waiting):
+                    await waiting
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        (tensor,) = call.inputs
+        output = OutputTensor("y", tensor.datatype, tensor.shape, bytes(tensor.data))
+        return InferReply(call.model, "1", (output,), REPORT)
+
+    async def load(self, tenant: Tenant, name: str) -> None:
+        if name not in self.models:
+            raise UnknownModelError(f"model {name!r} is not in the repository")
+        self.loaded.add(name)
+
+    async def unload(self, tenant: Tenant, name: str) -> None:
+        if name not in self.loaded:
+            raise UnknownModelError(f"model {name!r} is not loaded")
+        self.loaded.remove(name)
+
+    def _spec(self, name: str, version: str) -> ModelSpec:
+        if name not in self.models or version not in ("", "1"):
+            raise UnknownModelError(f"model {name!r} version {version or 'any'} is not found")
+        if name not in self.loaded:
+            raise ModelNotReady(f"model {name!r} is not loaded")
+        return self.models[name]
+
+    def _check(self, spec: ModelSpec, call: InferCall) -> None:
+        if call.priority and PriorityClass.from_wire(call.priority) > call.tenant.priority_max:
+            raise PermissionDenied(
+                f"priority {call.priority} is above the ceiling of tenant {call.tenant.name!r}"
+            )
+        if call.deadline_ns is not None and call.deadline_ns <= monotonic_ns():
+            raise DeadlineMissed("the deadline was past on arrival")
+        if [tensor.name for tensor in call.inputs] != ["x"]:
+            raise InvalidRequest(f"expected input 'x', got {[t.name for t in call.inputs]}")
+        if call.inputs[0].datatype != spec.inputs[0].datatype:
+            raise InvalidRequest(
+                f"input 'x': expected datatype {spec.inputs[0].datatype}, "
+                f"got {call.inputs[0].datatype}"
+            )
+        unknown = set(call.outputs_wanted) - {"y"}
+        if unknown:
+            raise InvalidRequest(f"no output {min(unknown)!r}, there is 'y'")
+        spec.bind({"x": call.inputs[0].shape})
+
+
+DATATYPES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 BF16 FP32 FP64".split()
+
+
+def fake_node() -> FakeNode:
+    """A node with one identity model per datatype, `identity_fp32` and so on, and one not loaded."""
+    models = {f"identity_{datatype.lower()}": identity_spec(datatype) for datatype in DATATYPES}
+    return FakeNode(models={**models, "unloaded": identity_spec("FP32")}, loaded=set(models))
+
+
+@dataclass
+class FakeTenants:
+    """Tokens in a dictionary."""
+
+    tokens: dict[str, Tenant] = field(default_factory=dict)
+
+    def by_token(self, token: str) -> Tenant | None:
+        return self.tokens.get(token)

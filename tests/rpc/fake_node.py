@@ -10,9 +10,14 @@ from dataclasses import dataclass, field
 
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import PriorityClass, RunReport
-from gpumuxd.errors import DeadlineMissed, InvalidRequest, ModelNotReady, PermissionDenied
-from gpumuxd.errors import UnknownModel as UnknownModelError
-from gpumuxd.models.spec import ModelSpec, Symbol, TensorSpec
+from gpumuxd.errors import (
+    DeadlineMissed,
+    InvalidRequest,
+    ModelNotReady,
+    PermissionDenied,
+    UnknownModel,
+)
+from gpumuxd.models.spec import ITEM_BYTES, ModelSpec, Symbol, TensorSpec
 from gpumuxd.node.api import (
     DeviceView,
     IndexEntry,
@@ -104,17 +109,17 @@ class FakeNode:
 
     async def load(self, tenant: Tenant, name: str) -> None:
         if name not in self.models:
-            raise UnknownModelError(f"model {name!r} is not in the repository")
+            raise UnknownModel(f"model {name!r} is not in the repository")
         self.loaded.add(name)
 
     async def unload(self, tenant: Tenant, name: str) -> None:
         if name not in self.loaded:
-            raise UnknownModelError(f"model {name!r} is not loaded")
+            raise UnknownModel(f"model {name!r} is not loaded")
         self.loaded.remove(name)
 
     def _spec(self, name: str, version: str) -> ModelSpec:
         if name not in self.models or version not in ("", "1"):
-            raise UnknownModelError(f"model {name!r} version {version or 'any'} is not found")
+            raise UnknownModel(f"model {name!r} version {version or 'any'} is not found")
         if name not in self.loaded:
             raise ModelNotReady(f"model {name!r} is not loaded")
         return self.models[name]
@@ -139,11 +144,11 @@ class FakeNode:
         spec.bind({"x": call.inputs[0].shape})
 
 
-DATATYPES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 BF16 FP32 FP64".split()
+DATATYPES = tuple(ITEM_BYTES)
 
 
 def fake_node() -> FakeNode:
-    """A node with one identity model per datatype, `identity_fp32` and so on, and one not loaded."""
+    """A node with an identity model per datatype, `identity_fp32` and so on, and one unloaded."""
     models = {f"identity_{datatype.lower()}": identity_spec(datatype) for datatype in DATATYPES}
     return FakeNode(models={**models, "unloaded": identity_spec("FP32")}, loaded=set(models))
 

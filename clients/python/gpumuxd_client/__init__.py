@@ -1,0 +1,40 @@
+"""Client of gpumuxd: inference with priorities and deadlines on a shared GPU.
+
+    with Client("unix:/run/gpumuxd/gpumuxd.sock") as client:
+        result = client.infer("silero", {"audio": audio}, priority=1, deadline=0.03)
+        result["speech"], result.report.queue_ns
+
+`AsyncClient` has the same methods. Errors are in `gpumuxd_client.errors`.
+"""
+
+from gpumuxd_client import errors
+from gpumuxd_client.aio import AsyncClient
+from gpumuxd_client.client import Client
+from gpumuxd_client.types import (
+    DeviceStatus,
+    IndexEntry,
+    InferResult,
+    ModelConfig,
+    ModelMetadata,
+    NodeStatus,
+    RunReport,
+    ServerMetadata,
+    TensorMetadata,
+)
+from gpumuxd_client.version import __version__
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "DeviceStatus",
+    "IndexEntry",
+    "InferResult",
+    "ModelConfig",
+    "ModelMetadata",
+    "NodeStatus",
+    "RunReport",
+    "ServerMetadata",
+    "TensorMetadata",
+    "__version__",
+    "errors",
+]

@@ -1,0 +1,164 @@
+"""The asyncio client. Its twin is `client.py`; what calls mean is in `calls.py`."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+from numpy.typing import NDArray
+
+from gpumuxd_client import calls, types
+from gpumuxd_client.errors import Cancelled, error_of
+
+ResultT = TypeVar("ResultT")
+Send = Callable[..., Awaitable[bytes]]
+
+
+class AsyncClient:
+    """A connection to one daemon, of one event loop: make it inside. Close it, or use it in an
+    `async with`. Cancelling a task that waits for a call cancels the request on the node.
+
+    target   `unix:/run/gpumuxd/gpumuxd.sock` or `host:port`
+    token    the tenant's token, where the listener asks for one
+    retries  how often an idempotent call is sent again when the daemon can't be reached, drains
+             or lost its device; always within the call's deadline
+
+    Every method takes `deadline` in seconds: the call ends by then, here and on the node. Errors
+    are the classes of `gpumuxd_client.errors`.
+    """
+
+    def __init__(self, target: str, *, token: str | None = None, retries: int = 3) -> None:
+        self.target = target
+        self._metadata = calls.metadata_of(token)
+        self._retries = retries
+        self._channel = grpc.aio.insecure_channel(target, calls.CHANNEL_OPTIONS)
+        self._methods: dict[str, Send] = {}
+        self._is_closed = False
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, NDArray[Any]],
+        *,
+        version: str = "",
+        priority: int = 0,
+        deadline: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the node keeps it, not this coroutine
+        outputs: Sequence[str] | None = None,
+        request_id: str = "",
+    ) -> types.InferResult:
+        """Run one inference.
+
+        `priority` 1 is the most urgent, 0 the tenant's default. `timeout` in seconds is a
+        deadline that only the node keeps: its answer then says why it came too late. `outputs`
+        names the wanted ones, None all.
+        """
+        call = calls.infer(
+            model,
+            inputs,
+            version=version,
+            priority=priority,
+            timeout=timeout,
+            outputs=outputs,
+            request_id=request_id,
+        )
+        return await self._run(call, deadline)
+
+    async def server_live(self, *, deadline: float | None = None) -> bool:
+        """The daemon answers."""
+        return await self._run(calls.server_live(), deadline)
+
+    async def server_ready(self, *, deadline: float | None = None) -> bool:
+        """Every device is up and every startup model serves."""
+        return await self._run(calls.server_ready(), deadline)
+
+    async def model_ready(
+        self, model: str, *, version: str = "", deadline: float | None = None
+    ) -> bool:
+        """The model serves; False also for one that does not exist."""
+        return await self._run(calls.model_ready(model, version), deadline)
+
+    async def server_metadata(self, *, deadline: float | None = None) -> types.ServerMetadata:
+        """Name, version and protocol extensions of the server."""
+        return await self._run(calls.server_metadata(), deadline)
+
+    async def model_metadata(
+        self, model: str, *, version: str = "", deadline: float | None = None
+    ) -> types.ModelMetadata:
+        """Inputs and outputs of a loaded model."""
+        return await self._run(calls.model_metadata(model, version), deadline)
+
+    async def model_config(
+        self, model: str, *, version: str = "", deadline: float | None = None
+    ) -> types.ModelConfig:
+        """How a loaded model is served."""
+        return await self._run(calls.model_config(model, version), deadline)
+
+    async def index(
+        self, *, only_ready: bool = False, deadline: float | None = None
+    ) -> tuple[types.IndexEntry, ...]:
+        """Every version in the repository, with its state."""
+        return await self._run(calls.index(only_ready=only_ready), deadline)
+
+    async def load(self, model: str, *, deadline: float | None = None) -> None:
+        """Load a model's newest version; returns when it serves."""
+        await self._run(calls.load(model), deadline)
+
+    async def unload(self, model: str, *, deadline: float | None = None) -> None:
+        """Unload a model; what runs finishes first."""
+        await self._run(calls.unload(model), deadline)
+
+    async def node_status(self, *, deadline: float | None = None) -> types.NodeStatus:
+        """The node and its devices. For admins."""
+        return await self._run(calls.node_status(), deadline)
+
+    async def close(self) -> None:
+        """End the connection and every call on it. Idempotent."""
+        self._is_closed = True
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _run(self, call: calls.Call[ResultT], deadline: float | None) -> ResultT:
+        attempts = calls.Attempts(self._retries, deadline, time.monotonic())
+        while True:
+            if self._is_closed:
+                raise ValueError("the client is closed")
+            try:
+                data = await self._method(call.path)(
+                    call.request,
+                    timeout=attempts.remaining_s(time.monotonic()),
+                    metadata=self._metadata,
+                )
+            except grpc.aio.AioRpcError as refusal:
+                cause = refusal
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Not the waiting task was cancelled but the call: its channel was closed.
+                raise Cancelled("the client was closed during the call", "CANCELLED") from None
+            else:
+                return call.decode(data)
+            error = error_of(cause.code().name, cause.details(), cause.trailing_metadata() or ())
+            delay_s = attempts.delay_s(call, error, time.monotonic())
+            if delay_s is None:
+                raise error from cause
+            await asyncio.sleep(delay_s)
+
+    def _method(self, path: str) -> Send:
+        method = self._methods.get(path)
+        if method is None:
+            method = self._methods[path] = self._channel.unary_unary(path)
+        return method

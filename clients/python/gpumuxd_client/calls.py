@@ -1,0 +1,156 @@
+"""Every call as a value: path, request bytes, how to read the answer, may it be sent twice.
+
+Both clients carry these out and know no message themselves, so they can't differ in anything but
+how they wait.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from numpy.typing import NDArray
+
+from gpumuxd_client import codec, types
+from gpumuxd_client.errors import GpumuxdError
+from gpumuxd_client.generated import control_pb2 as control
+from gpumuxd_client.generated import inference_pb2 as pb
+
+ResultT = TypeVar("ResultT")
+
+_INFERENCE = "/inference.GRPCInferenceService/"
+_CONTROL = "/gpumuxd.v1.Control/"
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.http2.max_frame_size", 1024 * 1024),
+    # A daemon that restarts should be found again at once, not after gRPC's usual second.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+RETRY_DELAY_S_FIRST = 0.05
+RETRY_DELAY_S_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[ResultT]):
+    """One call. Idempotent ones are sent again after a transient error."""
+
+    path: str
+    request: bytes
+    decode: Callable[[bytes], ResultT]
+    is_idempotent: bool = True
+
+
+class Attempts:
+    """How long to wait before sending a call again, if at all. Seconds on a monotonic clock."""
+
+    def __init__(self, retries: int, deadline: float | None, now_s: float) -> None:
+        self._left = retries
+        self._delay_s = RETRY_DELAY_S_FIRST
+        self._end_s = None if deadline is None else now_s + deadline
+
+    def remaining_s(self, now_s: float) -> float | None:
+        """What is left of the deadline, None without one."""
+        return None if self._end_s is None else max(0.0, self._end_s - now_s)
+
+    def delay_s(self, call: Call[Any], error: GpumuxdError, now_s: float) -> float | None:
+        """None: don't send it again. Each delay is twice the one before, with jitter, so that
+        many clients of a daemon that restarts do not come back in step."""
+        delay_s = self._delay_s * random.uniform(0.75, 1.25)
+        remaining_s = self.remaining_s(now_s)
+        is_too_late = remaining_s is not None and delay_s >= remaining_s
+        if not (call.is_idempotent and error.is_transient) or self._left <= 0 or is_too_late:
+            return None
+        self._left -= 1
+        self._delay_s = min(2 * self._delay_s, RETRY_DELAY_S_MAX)
+        return delay_s
+
+
+def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
+    """What goes with every call."""
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
+def infer(
+    model: str,
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    version: str,
+    priority: int,
+    timeout: float | None,
+    outputs: Sequence[str] | None,
+    request_id: str,
+) -> Call[types.InferResult]:
+    # An inference keeps nothing on the node, so sending it twice costs time and no more.
+    request = codec.encode_infer(
+        model,
+        inputs,
+        version=version,
+        priority=priority,
+        timeout=timeout,
+        outputs=outputs,
+        request_id=request_id,
+    )
+    return Call(f"{_INFERENCE}ModelInfer", request, codec.decode_infer)
+
+
+def server_live() -> Call[bool]:
+    return Call(
+        f"{_INFERENCE}ServerLive", b"", lambda data: pb.ServerLiveResponse.FromString(data).live
+    )
+
+
+def server_ready() -> Call[bool]:
+    return Call(
+        f"{_INFERENCE}ServerReady", b"", lambda data: pb.ServerReadyResponse.FromString(data).ready
+    )
+
+
+def model_ready(model: str, version: str) -> Call[bool]:
+    request = pb.ModelReadyRequest(name=model, version=version).SerializeToString()
+    return Call(
+        f"{_INFERENCE}ModelReady",
+        request,
+        lambda data: pb.ModelReadyResponse.FromString(data).ready,
+    )
+
+
+def server_metadata() -> Call[types.ServerMetadata]:
+    return Call(f"{_INFERENCE}ServerMetadata", b"", codec.decode_server_metadata)
+
+
+def model_metadata(model: str, version: str) -> Call[types.ModelMetadata]:
+    request = pb.ModelMetadataRequest(name=model, version=version).SerializeToString()
+    return Call(f"{_INFERENCE}ModelMetadata", request, codec.decode_model_metadata)
+
+
+def model_config(model: str, version: str) -> Call[types.ModelConfig]:
+    request = pb.ModelConfigRequest(name=model, version=version).SerializeToString()
+    return Call(f"{_INFERENCE}ModelConfig", request, codec.decode_model_config)
+
+
+def index(*, only_ready: bool) -> Call[tuple[types.IndexEntry, ...]]:
+    request = pb.RepositoryIndexRequest(ready=only_ready).SerializeToString()
+    return Call(f"{_INFERENCE}RepositoryIndex", request, codec.decode_index)
+
+
+def load(model: str) -> Call[None]:
+    request = pb.RepositoryModelLoadRequest(model_name=model).SerializeToString()
+    return Call(f"{_INFERENCE}RepositoryModelLoad", request, _nothing, is_idempotent=False)
+
+
+def unload(model: str) -> Call[None]:
+    request = pb.RepositoryModelUnloadRequest(model_name=model).SerializeToString()
+    return Call(f"{_INFERENCE}RepositoryModelUnload", request, _nothing, is_idempotent=False)
+
+
+def node_status() -> Call[types.NodeStatus]:
+    request = control.NodeStatusRequest().SerializeToString()
+    return Call(f"{_CONTROL}NodeStatus", request, codec.decode_node_status)
+
+
+def _nothing(data: bytes) -> None:
+    """The answer says nothing beyond that it came."""

@@ -1,0 +1,188 @@
+"""Everything that a call can end with, as one tree of exceptions.
+
+GpumuxdError
++-- InvalidRequest          INVALID_ARGUMENT
+|   +-- InvalidModel        an artifact that can't be served
+|       +-- InvalidManifest
++-- UnknownModel            NOT_FOUND
++-- Unauthenticated         UNAUTHENTICATED
++-- PermissionDenied        PERMISSION_DENIED
++-- ResourceExhausted       RESOURCE_EXHAUSTED (also: a message over the limit)
+|   +-- QuotaExceeded       a limit of your tenant
+|   +-- QueueFull           a limit of the node
+|   +-- OutOfDeviceMemory
++-- DeadlineExceeded        DEADLINE_EXCEEDED (alone: the client's own clock ended the call)
+|   +-- DeadlineInfeasible  refused on arrival: it could not have been met
+|   +-- DeadlineMissed      admitted, and then not done in time
++-- Cancelled               CANCELLED
++-- Unavailable             UNAVAILABLE
+|   +-- Unreachable         no daemon answered, or the connection broke
+|   +-- ModelNotReady
+|   +-- Draining
+|   +-- DeviceLost
+|   +-- SequenceLost
++-- Unsupported             UNIMPLEMENTED
++-- InternalError           INTERNAL and anything else
+    +-- ModelFaulted        the model's own code failed on the device
+
+The daemon names the class in its trailing metadata; without that (another server, a proxy) the
+status decides. Wrong arguments to a method are ordinary ValueErrors and TypeErrors.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+REASON_KEY = "gpumuxd-reason"
+
+
+class GpumuxdError(Exception):
+    """Base of all. `status` is the name of the gRPC status that came."""
+
+    is_retryable: ClassVar[bool] = False
+    """Sending the same request again may help. The clients do so by themselves for idempotent
+    calls that ended as `is_transient`."""
+
+    is_transient: ClassVar[bool] = False
+
+    def __init__(self, message: str, status: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+
+
+class InvalidRequest(GpumuxdError):
+    """The request is wrong; the message says what was expected and what came."""
+
+
+class InvalidModel(InvalidRequest):
+    """The model's artifact can't be served."""
+
+
+class InvalidManifest(InvalidModel):
+    """The model's `model.toml` can't be used."""
+
+
+class UnknownModel(GpumuxdError):
+    """No such model or version for this tenant."""
+
+
+class Unauthenticated(GpumuxdError):
+    """The token is missing or not known."""
+
+
+class PermissionDenied(GpumuxdError):
+    """The tenant may not do this."""
+
+
+class ResourceExhausted(GpumuxdError):
+    """A limit was reached."""
+
+
+class QuotaExceeded(ResourceExhausted):
+    """A limit of the tenant was reached."""
+
+    is_retryable = True
+
+
+class QueueFull(ResourceExhausted):
+    """A limit of the node was reached."""
+
+    is_retryable = True
+
+
+class OutOfDeviceMemory(ResourceExhausted):
+    """It does not fit on the device."""
+
+    is_retryable = True
+
+
+class DeadlineExceeded(GpumuxdError):
+    """Not done in time."""
+
+
+class DeadlineInfeasible(DeadlineExceeded):
+    """Refused on arrival: it, or a request admitted before, would have been late."""
+
+
+class DeadlineMissed(DeadlineExceeded):
+    """Admitted, and then not done in time."""
+
+
+class Cancelled(GpumuxdError):
+    """The call was cancelled."""
+
+
+class Unavailable(GpumuxdError):
+    """Not now."""
+
+    is_retryable = True
+
+
+class Unreachable(Unavailable):
+    """No daemon answered at the target, or the connection broke during the call."""
+
+    is_transient = True
+
+
+class ModelNotReady(Unavailable):
+    """The model is in the repository and not loaded."""
+
+
+class Draining(Unavailable):
+    """The daemon takes nothing new."""
+
+    is_transient = True
+
+
+class DeviceLost(Unavailable):
+    """The device went away during the request."""
+
+    is_transient = True
+
+
+class SequenceLost(Unavailable):
+    """The state of a sequence is gone."""
+
+
+class Unsupported(GpumuxdError):
+    """The daemon does not serve this part of the protocol."""
+
+
+class InternalError(GpumuxdError):
+    """The daemon failed."""
+
+
+class ModelFaulted(InternalError):
+    """The model's own code failed on the device."""
+
+
+_CLASS_OF_STATUS: dict[str, type[GpumuxdError]] = {
+    "INVALID_ARGUMENT": InvalidRequest,
+    "NOT_FOUND": UnknownModel,
+    "UNAUTHENTICATED": Unauthenticated,
+    "PERMISSION_DENIED": PermissionDenied,
+    "RESOURCE_EXHAUSTED": ResourceExhausted,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "CANCELLED": Cancelled,
+    "UNAVAILABLE": Unreachable,
+    "UNIMPLEMENTED": Unsupported,
+}
+
+
+def _with_subclasses(base: type[GpumuxdError]) -> Iterable[type[GpumuxdError]]:
+    yield base
+    for subclass in base.__subclasses__():
+        yield from _with_subclasses(subclass)
+
+
+_CLASS_OF_REASON = {found.__name__: found for found in _with_subclasses(GpumuxdError)}
+
+
+def error_of(
+    status: str, message: str | None, trailing_metadata: Iterable[tuple[str, str | bytes]]
+) -> GpumuxdError:
+    """The exception for a status that came."""
+    reason = next((value for key, value in trailing_metadata if key == REASON_KEY), None)
+    by_status = _CLASS_OF_STATUS.get(status, InternalError)
+    found = _CLASS_OF_REASON.get(reason, by_status) if isinstance(reason, str) else by_status
+    return found(message or status, status)

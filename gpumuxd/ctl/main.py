@@ -1,0 +1,171 @@
+"""`gpumuxctl`: what an operator asks of a running daemon.
+
+Talks to it with `gpumuxd_client` and knows nothing else of gpumuxd. Exit codes:
+
+    0  done
+    1  the daemon refused or failed the call
+    2  wrong usage: arguments, an input file that can't be read
+    3  no daemon answered
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gpumuxd_client import Client
+from gpumuxd_client.errors import GpumuxdError, Unreachable
+from rich.console import Console
+
+from gpumuxd.ctl import tables
+from gpumuxd.ctl.inputs import UsageError, read_input
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+
+TARGET_DEFAULT = "127.0.0.1:8001"
+_EPILOG = (
+    "exit codes: 0 done, 1 the daemon refused or failed the call, 2 wrong usage, "
+    "3 no daemon answered"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    options = _parser().parse_args(argv)
+    command: Callable[[Client, argparse.Namespace], Any] = options.command
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        with Client(options.target, token=options.token, retries=0) as client:
+            answer = command(client, options)
+    except UsageError as error:
+        errors.print(f"gpumuxctl: {error}", markup=False)
+        return EXIT_USAGE
+    except Unreachable as error:
+        errors.print(f"gpumuxctl: no daemon at {options.target}: {error}", markup=False)
+        return EXIT_UNREACHABLE
+    except GpumuxdError as error:
+        errors.print(f"gpumuxctl: {error.status}: {error}", markup=False)
+        return EXIT_FAILED
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        options.show(Console(highlight=False), answer)
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpumuxctl", description="Ask a running gpumuxd.", epilog=_EPILOG
+    )
+    parser.add_argument(
+        "--target",
+        default=os.environ.get("GPUMUXD_TARGET", TARGET_DEFAULT),
+        help="host:port or unix:/path (environment: GPUMUXD_TARGET; default: %(default)s)",
+    )
+    parser.add_argument(
+        "--token",
+        default=os.environ.get("GPUMUXD_TOKEN"),
+        help="the tenant's token; better in the environment, GPUMUXD_TOKEN, where ps shows it not",
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    status = commands.add_parser("status", help="the node and its devices (for admins)")
+    status.set_defaults(command=_status, show=tables.show_status)
+
+    models = commands.add_parser("models", help="every model in the repository")
+    models.set_defaults(command=_models, show=tables.show_models)
+
+    load = commands.add_parser("load", help="load a model; returns when it serves")
+    load.add_argument("model")
+    load.set_defaults(command=_load, show=tables.show_done)
+
+    unload = commands.add_parser("unload", help="unload a model; what runs finishes first")
+    unload.add_argument("model")
+    unload.set_defaults(command=_unload, show=tables.show_done)
+
+    infer = commands.add_parser("infer", help="run one inference", epilog=_EPILOG)
+    infer.add_argument("model")
+    infer.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="FILE.npy, FILE.json or JSON itself, such as x=[[1,2]]; once for each input",
+    )
+    infer.add_argument("--version", default="", help="default: the newest")
+    infer.add_argument("--priority", type=int, default=0, help="1 the most urgent, 0 the default")
+    infer.add_argument("--deadline-ms", type=float, help="give up after this time")
+    infer.set_defaults(command=_infer, show=tables.show_result)
+    return parser
+
+
+def _status(client: Client, options: argparse.Namespace) -> Any:
+    return asdict(client.node_status())
+
+
+def _models(client: Client, options: argparse.Namespace) -> Any:
+    """The index; what serves also with its inputs and outputs."""
+    answer = []
+    for entry in client.index():
+        model = asdict(entry)
+        if entry.state == "READY":
+            try:
+                metadata = client.model_metadata(entry.name, version=entry.version)
+            except Unreachable:
+                raise
+            except GpumuxdError as error:  # it was unloaded meanwhile
+                model["reason"] = str(error)
+            else:
+                model["inputs"] = [asdict(tensor) for tensor in metadata.inputs]
+                model["outputs"] = [asdict(tensor) for tensor in metadata.outputs]
+        answer.append(model)
+    return answer
+
+
+def _load(client: Client, options: argparse.Namespace) -> Any:
+    client.load(options.model)
+    return {"model": options.model, "done": "loaded"}
+
+
+def _unload(client: Client, options: argparse.Namespace) -> Any:
+    client.unload(options.model)
+    return {"model": options.model, "done": "unloaded"}
+
+
+def _infer(client: Client, options: argparse.Namespace) -> Any:
+    if options.priority < 0:
+        raise UsageError(f"--priority: expected 0 or more, got {options.priority}")
+    if options.deadline_ms is not None and options.deadline_ms <= 0:
+        raise UsageError(f"--deadline-ms: expected more than 0, got {options.deadline_ms}")
+    metadata = client.model_metadata(options.model, version=options.version)
+    datatypes = {tensor.name: tensor.datatype for tensor in metadata.inputs}
+    inputs = dict(read_input(argument, datatypes) for argument in options.input)
+    deadline = None if options.deadline_ms is None else options.deadline_ms / 1000
+    result = client.infer(
+        options.model,
+        inputs,
+        version=options.version,
+        priority=options.priority,
+        deadline=deadline,
+    )
+    outputs = {
+        name: {"dtype": array.dtype.name, "shape": list(array.shape), "values": array.tolist()}
+        for name, array in result.items()
+    }
+    return {
+        "model": result.model,
+        "version": result.model_version,
+        "outputs": outputs,
+        "report": asdict(result.report),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

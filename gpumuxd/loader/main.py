@@ -1,0 +1,129 @@
+"""The loader process: reads one artifact that nobody trusts, answers once, ends.
+
+A process of its own, because reading an artifact next to the device loop moved its wake p99 from
+0.1 to about 100 ms, and because a reader of foreign bytes should have nothing to lose: it has no
+descriptor but the channel and the artifact, bounds its own memory, time and file sizes, and dies
+with its parent. It never imports torch.
+
+The answer to one Read frame is ReadDone with the plan and the weights in two sealed memfds, or
+ReadFailed with a reason for the artifact's owner.
+"""
+
+import hashlib
+import os
+import resource
+import select
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from gpumuxd.errors import InvalidModel
+from gpumuxd.models import plan as plans
+from gpumuxd.models.limits import DEFAULT_LIMITS, ReadLimits
+from gpumuxd.models.pt2 import Artifact
+from gpumuxd.units import GIB, MIB
+from gpumuxd.wire.channel import Channel, ChannelClosed
+from gpumuxd.wire.frames import Read, ReadDone, ReadFailed
+from gpumuxd.wire.process import ParentGone, sealed_memfd, set_parent_death_signal
+
+ADDRESS_SPACE_BYTES_MAX = 2 * GIB
+"""Decoding a graph of 64 MiB takes well under 1 GiB; weights are copied in pieces, not mapped."""
+
+CPU_SECONDS_MAX = 60
+"""About 1 s for each GiB of weights to hash and copy on a slow core, and room for the graph."""
+
+OPEN_FILES_MAX = 32
+
+PLAN_BYTES_MAX = 64 * MIB
+
+REASON_CHARS_MAX = 2000
+"""A reason travels in one frame and ends in an error message."""
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m gpumuxd.loader <fd>`; the exit status is 0 whenever an answer was sent."""
+    if len(arguments) != 1 or not arguments[0].isdecimal():
+        print("usage: python -m gpumuxd.loader <fd of a SOCK_SEQPACKET socket>", file=sys.stderr)
+        return 2
+    try:
+        set_parent_death_signal()
+        with Channel.from_fd(int(arguments[0])) as channel:
+            serve(channel)
+    except (ChannelClosed, ParentGone):
+        return 1  # Nobody is left to tell.
+    return 0
+
+
+def serve(channel: Channel) -> None:
+    """Receive one Read, answer it, return."""
+    frame, descriptors = _receive(channel)
+    assert isinstance(frame, Read), f"expected Read, got {type(frame).__name__}"
+    (artifact_fd,) = descriptors
+    limit_resources(frame.model_bytes_max)
+    with os.fdopen(artifact_fd, "rb") as file:
+        try:
+            done, made = read(file, frame.model_bytes_max)
+        except InvalidModel as error:
+            _send(channel, ReadFailed(error.message[:REASON_CHARS_MAX]), [])
+        except MemoryError:
+            _send(channel, ReadFailed(_out_of_memory()), [])
+        except OSError as error:
+            _send(channel, ReadFailed(f"the artifact can't be read: {error.strerror}"), [])
+        else:
+            _send(channel, done, made)
+
+
+def read(file: BinaryIO, model_bytes_max: int) -> tuple[ReadDone, list[int]]:
+    """Validate an artifact; return the answer and the descriptors of plan and weights."""
+    limits = ReadLimits(
+        artifact_bytes_max=min(model_bytes_max, DEFAULT_LIMITS.artifact_bytes_max),
+        weights_bytes_max=min(model_bytes_max, DEFAULT_LIMITS.weights_bytes_max),
+    )
+    artifact = Artifact(file, limits)
+    plan_bytes = plans.encode(artifact.plan)
+    if len(plan_bytes) > PLAN_BYTES_MAX:
+        raise InvalidModel(f"plan of {len(plan_bytes)} bytes, the limit is {PLAN_BYTES_MAX}")
+    plan_fd = sealed_memfd("gpumuxd-plan", lambda out: out.write(plan_bytes))
+    weights_fd = sealed_memfd("gpumuxd-weights", lambda out: artifact.write_weights(out.write))
+    file.seek(0)
+    done = ReadDone(
+        artifact_hash=hashlib.file_digest(file, "sha256").hexdigest(),
+        spec=msgspec.msgpack.encode(artifact.plan.spec),
+        plan_bytes=len(plan_bytes),
+        weights_bytes=artifact.weights_bytes,
+        node_count=len(artifact.plan.nodes),
+    )
+    return done, [plan_fd, weights_fd]
+
+
+def limit_resources(model_bytes_max: int) -> None:
+    """Bound what a hostile artifact can make this process use. Lower limits that exist stay."""
+    file_bytes_max = max(model_bytes_max, PLAN_BYTES_MAX) + MIB
+    for kind, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, CPU_SECONDS_MAX),
+        (resource.RLIMIT_AS, ADDRESS_SPACE_BYTES_MAX),
+        (resource.RLIMIT_NOFILE, OPEN_FILES_MAX),
+        # Also the limit of each memfd, which is where weights go.
+        (resource.RLIMIT_FSIZE, file_bytes_max),
+    ):
+        _, hard = resource.getrlimit(kind)
+        bounded = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bounded, bounded))
+
+
+def _out_of_memory() -> str:
+    return f"reading the artifact takes more than {ADDRESS_SPACE_BYTES_MAX} bytes of memory"
+
+
+def _receive(channel: Channel) -> tuple[object, list[int]]:
+    while (received := channel.receive()) is None:
+        select.select([channel], [], [])
+    return received
+
+
+def _send(channel: Channel, frame: ReadDone | ReadFailed, descriptors: list[int]) -> None:
+    channel.send(frame, descriptors)
+    while not channel.flush():
+        select.select([], [channel], [])

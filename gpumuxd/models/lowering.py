@@ -1,0 +1,312 @@
+"""From the graph in an archive to the nodes of a plan.
+
+Decides, node by node, whether an artifact may be served at all: is the operator allowed, do its
+arguments have a form we know, does it write to something that outlives the request. It must not
+know bytes of weights or shapes.
+
+Invariant: nothing that enters a plan can change a weight or an input. A value is *shared* when it
+may be, or be a view of, one of those; an operator that writes in place needs one that is not.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from gpumuxd.errors import InvalidModel
+from gpumuxd.models import schema
+from gpumuxd.models.limits import ReadLimits
+from gpumuxd.models.operators import (
+    ATEN_PREFIX,
+    DROPPED,
+    INTEGER_OPERATORS,
+    Effect,
+    RequiredArgument,
+    allow_list,
+)
+from gpumuxd.models.plan import (
+    Argument,
+    Constant,
+    Item,
+    Many,
+    Node,
+    Slot,
+    Weight,
+    operands,
+)
+from gpumuxd.models.weights import DATATYPES, STRIDED_LAYOUT
+
+_POSITIONAL, _KEYWORD = 1, 2
+
+_MEMORY_FORMATS = {
+    1: "contiguous_format",
+    2: "channels_last",
+    3: "channels_last_3d",
+    4: "preserve_format",
+}
+_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+WeightSource = Callable[[], int]
+"""Reserves a weight and returns its index; called for weights that something reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A node before anyone knows which of its results are read."""
+
+    operator: str
+    arguments: tuple[Argument, ...]
+    keywords: tuple[tuple[str, Argument], ...]
+    results: tuple[int | None, ...]
+    returns_list: bool
+
+
+class Lowering:
+    """One pass over a graph. Declare inputs and weights, add nodes in order, then `finish`."""
+
+    def __init__(self, limits: ReadLimits) -> None:
+        self._limits = limits
+        self._values: dict[str, Slot | Weight] = {}
+        self._shared: set[Slot | Weight] = set()
+        self._weight_sources: dict[str, WeightSource] = {}
+        self._calls: list[_Call] = []
+        self.slot_count = 0
+
+    def add_input(self, name: str) -> None:
+        self._define(name, is_shared=True)
+
+    def add_weight(self, name: str, source: WeightSource) -> None:
+        self._check_new(name)
+        self._weight_sources[name] = source
+
+    def add_node(self, node: schema.Node) -> None:
+        if node.target in DROPPED:
+            return
+        where = f"node {len(self._calls)} ({node.target[:80]})"
+        if len(self._calls) >= self._limits.nodes_max:
+            raise InvalidModel(f"more than {self._limits.nodes_max} nodes (nodes_max)")
+        if len(node.inputs) > self._limits.arguments_max:
+            raise InvalidModel(f"{where}: {len(node.inputs)} arguments (arguments_max)")
+        operator, effect = _allowed(node.target)
+        arguments, keywords = self._arguments(node.inputs, where)
+        required = allow_list().required.get(operator.removeprefix("aten."))
+        if required is not None:
+            _check_required(required, arguments, dict(keywords), where)
+        is_shared = self._check_effect(effect, arguments, keywords, where)
+        results, returns_list = self._results(node.outputs, is_shared, where)
+        self._calls.append(_Call(operator, arguments, keywords, results, returns_list))
+
+    def read(self, name: str, where: str) -> Slot | Weight:
+        """The operand of a name that was defined before."""
+        if name not in self._values and name in self._weight_sources:
+            weight = Weight(self._weight_sources[name]())
+            self._values[name] = weight
+            self._shared.add(weight)
+        if name not in self._values:
+            raise InvalidModel(f"{where} reads {name[:80]!r}, which nothing before it defines")
+        return self._values[name]
+
+    def finish(self, outputs: Iterable[Slot | Weight]) -> tuple[Node, ...]:
+        """All nodes, with the results that nobody reads dropped and last uses marked."""
+        seen = {item.index for item in outputs if isinstance(item, Slot)}
+        nodes: list[Node] = []
+        for call in reversed(self._calls):
+            results = tuple(slot if slot in seen else None for slot in call.results)
+            node = Node(
+                call.operator, call.arguments, call.keywords, results, call.returns_list, ()
+            )
+            reads = {item.index for item in operands(node) if isinstance(item, Slot)}
+            clears = tuple(sorted(reads - seen))
+            seen |= reads
+            nodes.append(
+                Node(
+                    node.operator,
+                    node.arguments,
+                    node.keywords,
+                    node.results,
+                    node.returns_list,
+                    clears,
+                )
+            )
+        return tuple(reversed(nodes))
+
+    def _check_new(self, name: str) -> None:
+        if name in self._values or name in self._weight_sources:
+            raise InvalidModel(f"the graph defines {name[:80]!r} twice")
+
+    def _define(self, name: str, is_shared: bool) -> int:
+        self._check_new(name)
+        slot = Slot(self.slot_count)
+        self.slot_count += 1
+        self._values[name] = slot
+        if is_shared:
+            self._shared.add(slot)
+        return slot.index
+
+    def _arguments(
+        self, inputs: Sequence[schema.NamedArgument], where: str
+    ) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
+        arguments: list[Argument] = []
+        keywords: dict[str, Argument] = {}
+        for named in inputs:
+            value = self._argument(named.arg, f"{where}, argument {named.name[:40]!r}")
+            if named.kind == _POSITIONAL and not keywords:
+                arguments.append(value)
+            elif named.kind == _KEYWORD and is_keyword(named.name) and named.name not in keywords:
+                keywords[named.name] = value
+            else:
+                raise InvalidModel(
+                    f"{where}: argument {named.name[:40]!r} of kind {named.kind!r} is misplaced"
+                )
+        return tuple(arguments), tuple(keywords.items())
+
+    def _argument(self, argument: schema.Argument, where: str) -> Argument:
+        kind, value = schema.variant(argument, where)
+        match kind:
+            case "as_none":
+                return None
+            case "as_tensor":
+                return self.read(value.name, where)
+            case "as_optional_tensor":
+                return self._optional(value, where)
+            case "as_sym_int" | "as_sym_bool":
+                return self._symbolic(value, where)
+            case "as_tensors":
+                return self._many([self.read(item.name, where) for item in value], where)
+            case "as_optional_tensors":
+                return self._many([self._optional(item, where) for item in value], where)
+            case "as_sym_ints":
+                return self._many([self._symbolic(item, where) for item in value], where)
+            case "as_floats":
+                return self._many([_float(item, where) for item in value], where)
+            case "as_ints" | "as_bools":
+                return self._many(value, where)
+            case "as_float":
+                return _float(value, where)
+            case "as_int" | "as_bool" | "as_string":
+                return value  # type: ignore[no-any-return]  # msgspec checked the type
+            case _:
+                return _constant(kind, value, where)
+
+    def _many(self, items: Sequence[Item], where: str) -> Many:
+        if len(items) > self._limits.list_items_max:
+            raise InvalidModel(f"{where}: list of {len(items)} items (list_items_max)")
+        return Many(tuple(items))
+
+    def _optional(self, value: schema.OptionalTensorArgument, where: str) -> Item:
+        return None if value.as_tensor is None else self.read(value.as_tensor.name, where)
+
+    def _symbolic(self, value: schema.SymIntArgument | schema.SymBoolArgument, where: str) -> Item:
+        if value.as_name is not None:
+            return self.read(value.as_name, where)
+        literal = value.as_int if isinstance(value, schema.SymIntArgument) else value.as_bool
+        if literal is None:
+            raise InvalidModel(f"{where}: expected a name or a literal")
+        return literal
+
+    def _check_effect(
+        self,
+        effect: Effect,
+        arguments: tuple[Argument, ...],
+        keywords: tuple[tuple[str, Argument], ...],
+        where: str,
+    ) -> bool:
+        """Refuse writes to what is shared; tell whether the results are shared."""
+        if effect is Effect.WRITE:
+            if not arguments or not isinstance(arguments[0], Slot):
+                raise InvalidModel(f"{where} writes in place to something that is no result")
+            if arguments[0] in self._shared:
+                raise InvalidModel(
+                    f"{where} writes in place to a weight, buffer or input: a request would "
+                    "change what the next one sees (clone it first)"
+                )
+            return False
+        node = Node("", arguments, keywords, (), False, ())
+        return effect is Effect.VIEW and any(item in self._shared for item in operands(node))
+
+    def _results(
+        self, outputs: Sequence[schema.Argument], is_shared: bool, where: str
+    ) -> tuple[tuple[int | None, ...], bool]:
+        members = [schema.variant(output, f"{where}, result") for output in outputs]
+        match members:
+            case [("as_tensors", items)]:
+                names = [item.name for item in items]
+                if len(names) > self._limits.list_items_max:
+                    raise InvalidModel(f"{where}: {len(names)} results (list_items_max)")
+                return tuple(self._define(name, is_shared) for name in names), True
+            case _:
+                results = tuple(self._result(*member, is_shared, where) for member in members)
+                return results, len(results) > 1
+
+    def _result(self, kind: str, value: object, is_shared: bool, where: str) -> int | None:
+        match kind, value:
+            case "as_tensor", schema.TensorArgument(name=name):
+                return self._define(name, is_shared)
+            case "as_sym_int" | "as_sym_bool", (
+                schema.SymIntArgument(as_name=str() as name)
+                | schema.SymBoolArgument(as_name=str() as name)
+            ):
+                return self._define(name, is_shared=False)
+            case "as_none", _:
+                return None
+        raise InvalidModel(f"{where}: a result of kind {kind} is not supported")
+
+
+def is_keyword(name: str) -> bool:
+    """May this be the name of an argument in a call?"""
+    return name.isascii() and name.isidentifier() and len(name) <= 64
+
+
+def _allowed(target: str) -> tuple[str, Effect]:
+    if target in INTEGER_OPERATORS:
+        return INTEGER_OPERATORS[target], Effect.FRESH
+    name = target.removeprefix(ATEN_PREFIX)
+    effect = allow_list().effects.get(name) if target.startswith(ATEN_PREFIX) else None
+    if effect is None:
+        raise InvalidModel(
+            f"operator {target[:120]!r} is not allowed (see models/allowed_operators.toml)"
+        )
+    return f"aten.{name}", effect
+
+
+def _check_required(
+    required: RequiredArgument,
+    arguments: tuple[Argument, ...],
+    keywords: dict[str, Argument],
+    where: str,
+) -> None:
+    given = [*arguments[required.position : required.position + 1]]
+    if required.argument in keywords:
+        given.append(keywords[required.argument])
+    for value in given:
+        if value != required.value or isinstance(value, bool) is not isinstance(
+            required.value, bool
+        ):
+            raise InvalidModel(
+                f"{where}: {required.argument} must be {required.value}, got {value}. "
+                f"{required.reason} (call .eval() before the export)"
+            )
+
+
+def _float(value: float | str, where: str) -> float:
+    if isinstance(value, str):
+        if value not in _FLOATS:
+            raise InvalidModel(f"{where}: {value[:40]!r} is not a number")
+        return _FLOATS[value]
+    return value
+
+
+def _constant(kind: str, value: object, where: str) -> Constant:
+    """A torch object by name."""
+    name: str | None = None
+    match kind, value:
+        case "as_scalar_type", int() as number:
+            kind, name = "dtype", DATATYPES.get(number)
+        case "as_memory_format", int() as number:
+            kind, name = "memory_format", _MEMORY_FORMATS.get(number)
+        case "as_layout", int() as number:
+            kind, name = "layout", "strided" if number == STRIDED_LAYOUT else None
+        case "as_device", schema.Device():
+            kind, name = "device", ""
+    if name is None:
+        raise InvalidModel(f"{where}: a value of kind {kind} is not supported: {value!r}"[:200])
+    return Constant(kind, name)

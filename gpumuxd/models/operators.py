@@ -1,0 +1,100 @@
+"""Which operators an artifact may use, and what each does to memory. Data, and how to ask it.
+
+The list is `allowed_operators.toml`, with a reason for every group. Integers that depend on sizes
+(`x.shape[1] // 2`) are computed by our own code from the names in `INTEGER_OPERATORS`, never by a
+tensor library.
+
+It must not know torch: names are looked up in `programs/`.
+"""
+
+import enum
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+ATEN_PREFIX = "torch.ops.aten."
+
+
+class Effect(enum.StrEnum):
+    """What an operator's result shares memory with."""
+
+    FRESH = "fresh"
+    VIEW = "view"
+    WRITE = "write"
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredArgument:
+    """An argument that must have this value; absent means torch's default, which is that value."""
+
+    argument: str
+    position: int
+    value: bool | float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """The whole list, by aten name (`"add.Tensor"`)."""
+
+    effects: Mapping[str, Effect]
+    required: Mapping[str, RequiredArgument]
+
+
+INTEGER_OPERATORS: Mapping[str, str] = {
+    "torch.ops.aten.sym_size.int": "int.size",
+    "torch.ops.aten.sym_numel.default": "int.numel",
+    "_operator.add": "int.add",
+    "_operator.sub": "int.sub",
+    "_operator.mul": "int.mul",
+    "_operator.floordiv": "int.floordiv",
+    "_operator.mod": "int.mod",
+    "_operator.neg": "int.neg",
+    "_operator.eq": "int.eq",
+    "_operator.ne": "int.ne",
+    "_operator.lt": "int.lt",
+    "_operator.le": "int.le",
+    "_operator.gt": "int.gt",
+    "_operator.ge": "int.ge",
+    "_operator.and_": "int.and",
+    "_operator.or_": "int.or",
+    "torch.sym_max": "int.max",
+    "torch.sym_min": "int.min",
+    "torch.sym_not": "int.not",
+}
+"""Archive name to plan name. No power: repeated, it makes integers of any length."""
+
+DROPPED = frozenset({"torch.ops.aten._assert_tensor_metadata.default"})
+"""Checks of types that follow from the checks of the inputs, which the daemon makes itself."""
+
+
+@cache
+def allow_list() -> AllowList:
+    """The list, read once."""
+    text = resources.files(__package__).joinpath("allowed_operators.toml").read_text("utf-8")
+    data = tomllib.loads(text)
+    effects: dict[str, Effect] = {}
+    for group in data["group"]:
+        assert group["reason"], "every group of allowed operators has a reason"
+        for name in group["operators"]:
+            assert name not in effects, f"{name} is listed twice"
+            effects[name] = Effect(group["effect"])
+    required = {
+        entry["operator"]: RequiredArgument(
+            argument=entry["argument"],
+            position=entry["position"],
+            value=None if entry["value"] == "none" else entry["value"],
+            reason=entry["reason"],
+        )
+        for entry in data["required"]
+    }
+    return AllowList(effects, required)
+
+
+def is_allowed(plan_name: str) -> bool:
+    """May a plan hold this operator? For the device child, which does not trust its loader."""
+    if plan_name.startswith("aten."):
+        return plan_name.removeprefix("aten.") in allow_list().effects
+    return plan_name in INTEGER_OPERATORS.values()

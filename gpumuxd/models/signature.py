@@ -1,0 +1,195 @@
+"""The signature of an archive: names, types and shapes of inputs and outputs, ranges of symbols.
+
+torch's schema knows dynamic sizes only as `s23`; the names that the exporter gave them are in our
+own file in the archive, and are optional: any torch.export archive can be read. Must not know nodes
+or weights.
+
+Invariant: every symbol of the spec is the whole size of some input dimension, so that a request's
+shapes bind it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpumuxd.errors import InvalidModel
+from gpumuxd.models import schema
+from gpumuxd.models.expressions import parse
+from gpumuxd.models.limits import ReadLimits
+from gpumuxd.models.spec import OPERATORS, ModelSpec, Size, Symbol, TensorSpec
+from gpumuxd.models.weights import DATATYPES, STRIDED_LAYOUT
+
+BATCH = "batch"
+
+_TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/\-]{0,127}", re.ASCII)
+_SYMBOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The spec, and each symbol's value in the example inputs."""
+
+    spec: ModelSpec
+    size_hints: tuple[int, ...]
+
+
+def read_signature(
+    program: schema.ExportedProgram,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    names: schema.Names | None,
+    limits: ReadLimits,
+) -> Signature:
+    """`inputs` and `outputs` are the graph's names of the user's tensors, in order."""
+    for what, tensors in (("inputs", inputs), ("outputs", outputs)):
+        if not 1 <= len(tensors) <= limits.tensors_max:
+            raise InvalidModel(
+                f"model with {len(tensors)} {what}: expected 1 to {limits.tensors_max}"
+            )
+    if names is None:
+        names = schema.Names(list(inputs), [f"output_{i}" for i in range(len(outputs))])
+    _check_names(names.inputs, len(inputs), "input")
+    _check_names(names.outputs, len(outputs), "output")
+    metas = program.graph_module.graph.tensor_values
+    reader = _ShapeReader(limits)
+    raw_inputs = [reader.tensor(metas, name) for name in inputs]
+    raw_outputs = [reader.tensor(metas, name) for name in outputs]
+    symbols = _bound_symbols(raw_inputs, limits)
+    new_names, batch = _symbol_names(symbols, raw_inputs, names)
+    unbound = reader.symbols - set(symbols)
+    if unbound:
+        raise InvalidModel(
+            f"sizes depend on {sorted(unbound)}, which is not the size of any input dimension"
+        )
+    spec = ModelSpec(
+        inputs=_renamed(raw_inputs, names.inputs, new_names),
+        outputs=_renamed(raw_outputs, names.outputs, new_names),
+        symbols=tuple(_symbol(program, name, new_names[name], limits) for name in symbols),
+        batch_symbol=batch,
+    )
+    return Signature(spec, tuple(reader.hints.get(name, 1) for name in symbols))
+
+
+@dataclass(frozen=True, slots=True)
+class _RawTensor:
+    datatype: str
+    shape: tuple[Size, ...]
+
+
+class _ShapeReader:
+    """Reads tensors' shapes and remembers the symbols it met and their example values."""
+
+    def __init__(self, limits: ReadLimits) -> None:
+        self._limits = limits
+        self.symbols: set[str] = set()
+        self.hints: dict[str, int] = {}
+
+    def tensor(self, metas: dict[str, schema.TensorMeta], name: str) -> _RawTensor:
+        meta = metas.get(name)
+        if meta is None:
+            raise InvalidModel(f"tensor {name[:80]!r} has no type and shape in the archive")
+        datatype = DATATYPES.get(meta.dtype)
+        if datatype is None or meta.layout != STRIDED_LAYOUT:
+            raise InvalidModel(
+                f"tensor {name[:80]!r}: expected a dense tensor of a plain data type, "
+                f"got torch's type {meta.dtype} and layout {meta.layout}"
+            )
+        if len(meta.sizes) > self._limits.rank_max:
+            raise InvalidModel(f"tensor {name[:80]!r} of rank {len(meta.sizes)} (rank_max)")
+        return _RawTensor(datatype, tuple(self._size(size, name) for size in meta.sizes))
+
+    def _size(self, size: schema.SymInt, name: str) -> Size:
+        kind, value = schema.variant(size, f"size of tensor {name[:80]!r}")
+        if kind == "as_int":
+            if value < 0:
+                raise InvalidModel(f"tensor {name[:80]!r} has a negative size, {value}")
+            return int(value)
+        assert isinstance(value, schema.Expression)
+        tokens = parse(value.expr_str, self._limits)
+        used = {token for token in tokens if isinstance(token, str) and token not in OPERATORS}
+        if not used:
+            raise InvalidModel(f"tensor {name[:80]!r}: a size without a symbol is not a number")
+        self.symbols |= used
+        if len(tokens) == 1 and value.hint is not None and value.hint.as_int is not None:
+            self.hints[next(iter(used))] = value.hint.as_int
+        return tokens
+
+
+def _bound_symbols(inputs: Sequence[_RawTensor], limits: ReadLimits) -> list[str]:
+    """Symbols that are a whole dimension of an input, in the order they appear."""
+    symbols: dict[str, None] = {}
+    for tensor in inputs:
+        for size in tensor.shape:
+            if isinstance(size, tuple) and len(size) == 1 and isinstance(size[0], str):
+                symbols[size[0]] = None
+    if len(symbols) > limits.symbols_max:
+        raise InvalidModel(f"{len(symbols)} dynamic dimensions (symbols_max)")
+    return list(symbols)
+
+
+def _symbol_names(
+    symbols: Sequence[str], inputs: Sequence[_RawTensor], names: schema.Names
+) -> tuple[dict[str, str], str | None]:
+    """New name of each symbol, and which of the new names is the batch."""
+    chosen: dict[str, str] = {}
+    for name, tensor in zip(names.inputs, inputs, strict=True):
+        for dimension, given in names.dynamic.get(name, {}).items():
+            if not dimension.isdecimal() or int(dimension) >= len(tensor.shape):
+                raise InvalidModel(f"input {name!r} has no dimension {dimension[:20]!r}")
+            size = tensor.shape[int(dimension)]
+            if isinstance(size, tuple) and len(size) == 1 and isinstance(size[0], str):
+                chosen.setdefault(size[0], given)
+    batch = names.batch
+    first = {tensor.shape[:1] for tensor in inputs}
+    if not names.dynamic and batch is None and len(first) == 1:
+        (shape,) = first
+        if shape and isinstance(shape[0], tuple) and len(shape[0]) == 1:
+            chosen[str(shape[0][0])] = batch = BATCH
+    result = {symbol: chosen.get(symbol, symbol) for symbol in symbols}
+    for new in result.values():
+        if not _SYMBOL_NAME.fullmatch(new) or new in OPERATORS:
+            raise InvalidModel(f"{new[:80]!r} can't name a dynamic dimension")
+    if len(set(result.values())) != len(result):
+        raise InvalidModel("two dynamic dimensions that may differ have the same name")
+    if batch is not None and batch not in result.values():
+        batch = None
+    return result, batch
+
+
+def _renamed(
+    tensors: Sequence[_RawTensor], names: Sequence[str], symbols: dict[str, str]
+) -> tuple[TensorSpec, ...]:
+    def rename(size: Size) -> Size:
+        if isinstance(size, int):
+            return size
+        return tuple(
+            symbols.get(token, token) if isinstance(token, str) else token for token in size
+        )
+
+    return tuple(
+        TensorSpec(name, tensor.datatype, tuple(rename(size) for size in tensor.shape))
+        for name, tensor in zip(names, tensors, strict=True)
+    )
+
+
+def _symbol(program: schema.ExportedProgram, symbol: str, name: str, limits: ReadLimits) -> Symbol:
+    given = program.range_constraints.get(symbol, schema.RangeConstraint())
+    # A size of 0 is never served: kernels differ in what they make of it.
+    minimum = max(1, given.min_val if given.min_val is not None else 1)
+    maximum = given.max_val if given.max_val is not None else limits.dynamic_size_max
+    maximum = min(maximum, limits.dynamic_size_max)
+    if minimum > maximum:
+        raise InvalidModel(
+            f"dynamic dimension {name!r} has no size between {minimum} and {maximum}"
+        )
+    return Symbol(name, minimum, maximum)
+
+
+def _check_names(names: Sequence[str], count: int, what: str) -> None:
+    if len(names) != count:
+        raise InvalidModel(f"the archive names {len(names)} {what}s, the graph has {count}")
+    for name in names:
+        if not _TENSOR_NAME.fullmatch(name):
+            raise InvalidModel(f"{name[:80]!r} can't name an {what}")
+    if len(set(names)) != count:
+        raise InvalidModel(f"two {what}s have the same name")

@@ -14,7 +14,7 @@ import os
 import resource
 import select
 import sys
-from typing import BinaryIO
+from io import BufferedReader
 
 import msgspec
 
@@ -74,7 +74,7 @@ def serve(channel: Channel) -> None:
             _send(channel, done, made)
 
 
-def read(file: BinaryIO, model_bytes_max: int) -> tuple[ReadDone, list[int]]:
+def read(file: BufferedReader, model_bytes_max: int) -> tuple[ReadDone, list[int]]:
     """Validate an artifact; return the answer and the descriptors of plan and weights."""
     limits = ReadLimits(
         artifact_bytes_max=min(model_bytes_max, DEFAULT_LIMITS.artifact_bytes_max),

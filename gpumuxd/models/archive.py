@@ -22,7 +22,7 @@ _COPY_BYTES = 1 << 20
 _FLAGS = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little"}
 """Members whose content says which kind of archive this is."""
 
-Sink = Callable[[memoryview], None]
+Sink = Callable[[bytes], object]
 
 
 class Archive:
@@ -121,12 +121,11 @@ class Archive:
     def copy(self, member: str, sink: Sink) -> None:
         """Give a large member to `sink`, piece by piece; its checksum is verified on the way."""
         info = self._info(member)
-        piece = memoryview(bytearray(_COPY_BYTES))
         copied = 0
         with _damage_as_invalid_model(member), self._zip.open(info) as source:
-            while count := source.readinto(piece):
-                sink(piece[:count])
-                copied += count
+            while piece := source.read(_COPY_BYTES):
+                sink(piece)
+                copied += len(piece)
         if copied != info.file_size:
             raise InvalidModel(f"{member!r} is cut off after {copied} of {info.file_size} bytes")
 

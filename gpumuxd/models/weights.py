@@ -140,15 +140,15 @@ class WeightImage:
         """Give the image's bytes to `sink`, in order: `size_bytes` of them."""
         written = 0
 
-        def counted(piece: memoryview) -> None:
+        def counted(piece: bytes) -> None:
             nonlocal written
             written += len(piece)
             sink(piece)
 
         for member, offset in self._storage_offsets.items():
-            counted(memoryview(bytes(offset - written)))
+            counted(bytes(offset - written))
             self._archive.copy(member, counted)
-        counted(memoryview(bytes(self.size_bytes - written)))
+        counted(bytes(self.size_bytes - written))
 
 
 def _literal(size: schema.SymInt, name: str) -> int:

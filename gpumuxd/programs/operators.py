@@ -1,4 +1,4 @@
-"""From names in a plan to things that can be called: the only place where torch's ops are looked up.
+"""From names in a plan to callables: the only place where torch's operators are looked up.
 
 An operator is looked up only after the allow-list said yes, so a plan that a compromised loader
 wrote can name nothing else. Integers that depend on sizes are computed here, bounded to 64 bits:

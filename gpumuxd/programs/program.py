@@ -54,7 +54,7 @@ class Program:
 
     def __init__(self, plan: Plan, bindings: Bindings, cuts: Sequence[int]) -> None:
         starts = [0, *cuts[:-1]]
-        assert cuts and cuts[-1] == len(plan.nodes), "the last cut is the end of the program"
+        assert [*cuts[-1:]] == [len(plan.nodes)], "the last cut is the end of the program"
         assert all(a < b for a, b in zip(starts, cuts, strict=True)), "a group has a node at least"
         self._plan = plan
         self._weights = bindings.weights

@@ -1,0 +1,134 @@
+"""A model's manifest, `model.toml` beside its versions: policy that the artifact can't know.
+
+Everything is optional, and so is the file. Names, shapes and types come from the artifact and have
+no place here. A key that is not known is an error that names it: a policy that is silently ignored
+is worse than none.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gpumuxd.domain import PriorityClass
+from gpumuxd.errors import InvalidManifest
+from gpumuxd.units import ns_from_ms
+
+MANIFEST_NAME = "model.toml"
+MANIFEST_BYTES_MAX = 64 * 1024
+
+SLO_MS_MAX = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What the owner of a model wants.
+
+    slo_ms        latency its callers expect, from which the preemption bound is derived
+    tenants       who may see and use it; None: everyone
+    device        where it is loaded (`cpu:0`); None: where the node decides
+    priority_max  highest class any request for it may have; None: the tenant's own ceiling
+    batch_max     most rows in a request; None: what the artifact was exported for
+    """
+
+    slo_ms: float | None = None
+    tenants: tuple[str, ...] | None = None
+    device: str | None = None
+    priority_max: PriorityClass | None = None
+    batch_max: int | None = None
+
+    @property
+    def slo_ns(self) -> int | None:
+        return None if self.slo_ms is None else ns_from_ms(self.slo_ms)
+
+
+DEFAULT_MANIFEST = Manifest()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest at `path`; the default one if there is no such file. Raises InvalidManifest."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MANIFEST_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return DEFAULT_MANIFEST
+    except OSError as error:
+        raise InvalidManifest(f"{MANIFEST_NAME} can't be read: {error.strerror}") from error
+    if len(data) > MANIFEST_BYTES_MAX:
+        raise InvalidManifest(f"{MANIFEST_NAME} is larger than {MANIFEST_BYTES_MAX} bytes")
+    return parse_manifest(data)
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """A manifest from its text. Raises InvalidManifest naming the key."""
+    try:
+        table = tomllib.loads(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidManifest(f"{MANIFEST_NAME} is not TOML: {error}") from error
+    known = [field.name for field in fields(Manifest)]
+    for key in table:
+        if key not in known:
+            raise InvalidManifest(
+                f"{MANIFEST_NAME}: unknown key {key[:80]!r} (known: {', '.join(known)})"
+            )
+    return Manifest(
+        slo_ms=_slo_ms(table),
+        tenants=_tenants(table),
+        device=_device(table),
+        priority_max=_priority_max(table),
+        batch_max=_batch_max(table),
+    )
+
+
+def _wrong(key: str, expected: str, value: object) -> InvalidManifest:
+    return InvalidManifest(f"{MANIFEST_NAME}: {key}: expected {expected}, got {value!r}"[:300])
+
+
+def _slo_ms(table: Mapping[str, Any]) -> float | None:
+    value = table.get("slo_ms")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong("slo_ms", "a number of milliseconds", value)
+    if not 0 < value <= SLO_MS_MAX:  # also refuses nan
+        raise _wrong("slo_ms", f"more than 0 and at most {SLO_MS_MAX}", value)
+    return float(value)
+
+
+def _tenants(table: Mapping[str, Any]) -> tuple[str, ...] | None:
+    value = table.get("tenants")
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+        raise _wrong("tenants", "a list of names", value)
+    return tuple(value)
+
+
+def _device(table: Mapping[str, Any]) -> str | None:
+    value = table.get("device")
+    if value is None:
+        return None
+    kind, _, index = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if not (kind.isalpha() and index.isdecimal()):
+        raise _wrong("device", "a device like 'cpu:0'", value)
+    return str(value)
+
+
+def _priority_max(table: Mapping[str, Any]) -> PriorityClass | None:
+    value = table.get("priority_max")
+    if value is None:
+        return None
+    names = [priority_class.name for priority_class in PriorityClass]
+    if value not in names:
+        raise _wrong("priority_max", f"one of {', '.join(names)}", value)
+    return PriorityClass[value]
+
+
+def _batch_max(table: Mapping[str, Any]) -> int | None:
+    value = table.get("batch_max")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _wrong("batch_max", "a positive integer", value)
+    return value

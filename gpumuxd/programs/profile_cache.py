@@ -1,0 +1,145 @@
+"""Measured profiles on disk, so that a model is measured once per machine and not per start.
+
+The key says everything that a measurement depends on; a change of any part is another file. What is
+read back is not trusted: a file that is broken, or that contradicts itself, is a miss and will be
+written again. Writing is an atomic rename, so readers never see half a file, and a directory that
+can't be written costs a measurement at the next start and nothing else.
+"""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gpumuxd.domain import Bucket
+
+PROFILE_VERSION = 1
+"""Raise it when cutting or measuring changes: older files are then never looked at."""
+
+_FILE_BYTES_MAX = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProfile:
+    """Where a program was cut, and how long each part took.
+
+    `cuts[i]` is the end node (exclusive) of group i. Per bucket: the time of each group and of a
+    whole run. `frame_bytes` is the most that one run held between two groups.
+    """
+
+    cuts: tuple[int, ...]
+    group_ns: Mapping[Bucket, tuple[int, ...]]
+    run_ns: Mapping[Bucket, int]
+    frame_bytes: int
+
+    def is_consistent(self) -> bool:
+        """Do the parts fit each other?"""
+        starts = (0, *self.cuts[:-1])
+        return (
+            len(self.cuts) > 0
+            and all(start < end for start, end in zip(starts, self.cuts, strict=True))
+            and len(self.run_ns) > 0
+            and set(self.group_ns) == set(self.run_ns)
+            and all(len(times) == len(self.cuts) for times in self.group_ns.values())
+            and all(min(times) >= 0 for times in self.group_ns.values())
+            and min((*self.run_ns.values(), self.frame_bytes)) >= 0
+        )
+
+
+class _Timing(msgspec.Struct, frozen=True):
+    bucket: tuple[int, ...]
+    group_ns: tuple[int, ...]
+    run_ns: int
+
+
+class _File(msgspec.Struct, frozen=True):
+    """A profile as JSON, which has no tuples as keys."""
+
+    version: int
+    key: str
+    cuts: tuple[int, ...]
+    frame_bytes: int
+    timings: tuple[_Timing, ...]
+
+
+def profile_key(
+    artifact_hash: str,
+    device: str,
+    threads: int,
+    torch_version: str,
+    group_target_ns: int,
+    buckets: Sequence[Bucket],
+) -> str:
+    """The name of a profile: a hash of all that it depends on."""
+    parts = [
+        PROFILE_VERSION,
+        artifact_hash,
+        device,
+        threads,
+        torch_version,
+        group_target_ns,
+        [list(bucket) for bucket in buckets],
+    ]
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+class ProfileCache:
+    """A directory of profiles; one thread of one process uses an object, many may share a directory."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+
+    def get(self, key: str) -> StoredProfile | None:
+        """The profile, or None if there is none that can be used."""
+        try:
+            with self._path(key).open("rb") as file:
+                data = file.read(_FILE_BYTES_MAX + 1)
+            stored = msgspec.json.decode(data, type=_File)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        if stored.version != PROFILE_VERSION or stored.key != key:
+            return None
+        profile = StoredProfile(
+            cuts=stored.cuts,
+            group_ns={timing.bucket: timing.group_ns for timing in stored.timings},
+            run_ns={timing.bucket: timing.run_ns for timing in stored.timings},
+            frame_bytes=stored.frame_bytes,
+        )
+        return profile if profile.is_consistent() else None
+
+    def put(self, key: str, profile: StoredProfile) -> bool:
+        """Store a profile. False if the directory can't be written; that is no error."""
+        assert profile.is_consistent(), profile
+        timings = tuple(
+            _Timing(bucket, times, profile.run_ns[bucket])
+            for bucket, times in profile.group_ns.items()
+        )
+        data = msgspec.json.encode(
+            _File(PROFILE_VERSION, key, profile.cuts, profile.frame_bytes, timings)
+        )
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._replace(self._path(key), data)
+        except OSError:
+            return False
+        return True
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        fd, temporary = tempfile.mkstemp(prefix=".profile-", dir=self._directory)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def _path(self, key: str) -> Path:
+        assert key.isalnum(), f"{key!r} is not from profile_key"
+        return self._directory / f"{key}.json"

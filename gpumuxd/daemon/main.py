@@ -1,0 +1,107 @@
+"""The command line: `gpumuxd serve | check-config | export | demo`.
+
+Torch is imported by none of the first two; `export` and `demo` import what they need when they
+are asked for. Exit codes: 0 stopped as asked, 78 the configuration can't be used (systemd does
+not try again), 1 anything else that kept it from serving.
+"""
+
+import argparse
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# Read by gRPC when it is first imported: its fork handlers would make every child that is spawned
+# later wait for its threads, and children here are exec'ed at once and share nothing with it.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+import gpumuxd
+from gpumuxd.daemon.config import Config, load_config
+from gpumuxd.daemon.notify import Notifier
+from gpumuxd.errors import ConfigError
+
+EXIT_FAILED = 1
+
+_FORWARDED = {"export": "gpumuxd.programs.export", "demo": "gpumuxd.demo.run"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in _FORWARDED:
+        return int(importlib.import_module(_FORWARDED[arguments[0]]).main(arguments[1:]) or 0)
+    parsed = _parser().parse_args(arguments)
+    try:
+        config = load_config(parsed.config)
+    except ConfigError as error:
+        print(f"gpumuxd: configuration: {error}", file=sys.stderr)
+        return ConfigError.EXIT_CODE
+    if parsed.command == "check-config":
+        _print_config(config)
+        return 0
+    return _serve(config, parsed.log_level)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpumuxd", description="One daemon that shares a node's GPUs between tenants."
+    )
+    parser.add_argument("--version", action="version", version=f"gpumuxd {gpumuxd.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="run the daemon in the foreground")
+    serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    check = commands.add_parser("check-config", help="say whether a configuration can be used")
+    for command in (serve, check):
+        command.add_argument("--config", type=Path, metavar="FILE", help="a TOML file")
+    commands.add_parser("export", help="export a torch module to a .pt2 artifact", add_help=False)
+    commands.add_parser("demo", help="two models, one preempting the other", add_help=False)
+    return parser
+
+
+def _serve(config: Config, log_level: str) -> int:
+    # Imported here: `check-config` and the errors of a configuration need neither gRPC nor uvloop.
+    import structlog
+    import uvloop
+
+    from gpumuxd.daemon.lifecycle import serve
+    from gpumuxd.daemon.lock import AlreadyRunning
+    from gpumuxd.daemon.logging import configure_logging
+    from gpumuxd.errors import DeviceLost
+    from gpumuxd.rpc.listener import AddressInUse
+
+    configure_logging(log_level)
+    notifier = Notifier()
+    # The children must not talk to systemd in our name.
+    os.environ.pop("NOTIFY_SOCKET", None)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(config, notifier))
+    except ConfigError as error:
+        print(f"gpumuxd: configuration: {error}", file=sys.stderr)
+        return ConfigError.EXIT_CODE
+    except (AlreadyRunning, AddressInUse, DeviceLost, OSError) as error:
+        structlog.get_logger().critical("can_not_serve", reason=str(error))
+        return EXIT_FAILED
+    return 0
+
+
+def _print_config(config: Config) -> None:
+    """What the daemon would do, for people."""
+    print("configuration: good")
+    print(f"  state        {config.state_dir}")
+    for path in config.node.repository_paths:
+        print(f"  repository   {path}")
+    for device in config.node.devices:
+        print(f"  device       {device.device}, {device.threads} threads")
+    for listener in config.listeners:
+        whose = listener.tenant.name if listener.tenant is not None else "by token"
+        print(f"  listener     {listener.address} ({whose})")
+    for entry in config.node.tenants:
+        tenant = entry.tenant
+        print(f"  tenant       {tenant.name}, up to {tenant.priority_max.name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

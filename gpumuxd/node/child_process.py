@@ -1,0 +1,138 @@
+"""One process that the parent started: a device child or a loader.
+
+Its death is an event on a descriptor (pidfd), never polled for, and killing it can't hit another
+process that got its number. It must not know what is said over the socket.
+
+Spawned from the main thread alone: PR_SET_PDEATHSIG in the child follows the *thread* that
+started it, and a worker thread of asyncio may end long before the daemon does.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import gpumuxd
+
+_PACKAGE_PARENT = str(Path(gpumuxd.__file__).resolve().parent.parent)
+
+_DAEMON_ONLY = (
+    "NOTIFY_SOCKET",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+    "LISTEN_PID",
+    "LISTEN_FDS",
+    "CREDENTIALS_DIRECTORY",
+)
+"""Said by systemd to the parent and to nobody else."""
+
+
+class Child(Protocol):
+    """What the parent may do with a process it started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the process has ended."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL. No error when it has ended already."""
+        ...
+
+    def reap(self) -> str:
+        """After the end: collect it and tell how it ended. Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Close the descriptor; the process must have been reaped."""
+        ...
+
+
+Spawn = Callable[[socket.socket, Mapping[str, str]], Child]
+"""Starts a child that owns the peer's end of a socket pair, with this environment."""
+
+
+class ChildProcess:
+    """A `python -m <module> <fd>` process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        return self._pidfd
+
+    def kill(self) -> None:
+        # The number can't have been given to another process: only `reap` frees it.
+        if self._process.returncode is None:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def reap(self) -> str:
+        code = self._process.wait()
+        if code >= 0:
+            return f"exit code {code}"
+        return f"signal {signal.Signals(-code).name}"
+
+    def close(self) -> None:
+        assert self._process.returncode is not None, "reap before close"
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def spawn_module(module: str) -> Spawn:
+    """A Spawn of `python -m module`."""
+
+    def spawn(peer: socket.socket, environment: Mapping[str, str]) -> Child:
+        assert threading.current_thread() is threading.main_thread()
+        fd = peer.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(fd)],
+            pass_fds=(fd,),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            # Its own group: Ctrl-C in a terminal goes to the daemon, which drains.
+            process_group=0,
+        )
+        return ChildProcess(process)
+
+    return spawn
+
+
+SPAWN_DEVICE = spawn_module("gpumuxd.device")
+SPAWN_LOADER = spawn_module("gpumuxd.loader")
+
+
+def device_environment(threads: int) -> dict[str, str]:
+    """What a device child inherits: all but what is meant for the daemon itself."""
+    environment = {key: value for key, value in os.environ.items() if key not in _DAEMON_ONLY}
+    environment["PYTHONPATH"] = _python_path()
+    # Thread pools of the maths libraries are sized when they are imported.
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environment[variable] = str(threads)
+    return environment
+
+
+def loader_environment() -> dict[str, str]:
+    """What a loader inherits: nothing but what Python needs. It reads what tenants made."""
+    kept = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "PYTHONHOME", "TMPDIR")
+    environment = {key: os.environ[key] for key in kept if key in os.environ}
+    environment["PYTHONPATH"] = _python_path()
+    return environment
+
+
+def _python_path() -> str:
+    """Children import the very package that runs here, installed or not."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([_PACKAGE_PARENT, *([inherited] if inherited else [])])

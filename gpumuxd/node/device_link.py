@@ -1,0 +1,369 @@
+"""One life of one device child: its process, its channel, its arena and what it owes.
+
+A link starts a child, speaks frames with it and ends once; the next life is a new link with a new
+arena (`supervisor.py`). It must not know models beyond their keys, nor why a request was sent.
+
+Invariants. Every `submit` that returns a future resolves it exactly once: with the child's
+`Finished`, or with DeviceLost after the child was reaped. Memory of a request nobody waits for is
+released at the same two moments and never before, since until then a kernel may write there. No
+call blocks: a full channel is QueueFull for requests, and for what must be said (cancels, unloads)
+a list that is sent as soon as there is room.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import TypeVar
+
+import structlog
+
+from gpumuxd.clock import Clock
+from gpumuxd.errors import DeviceLost, GpumuxdError, InvalidModel, QueueFull
+from gpumuxd.node.api import Tenant
+from gpumuxd.node.child_process import Child, Spawn, device_environment
+from gpumuxd.node.limits import Ticket
+from gpumuxd.node.request_memory import RequestMemory
+from gpumuxd.node.settings import LinkSettings
+from gpumuxd.node.validation import CheckedCall
+from gpumuxd.node.watch import SilenceWatch
+from gpumuxd.settings import DeviceSettings
+from gpumuxd.units import NS_PER_S
+from gpumuxd.wire import frames
+from gpumuxd.wire.arena import Arena
+from gpumuxd.wire.channel import Channel, ChannelClosed, ChannelError, ChannelFull
+
+FRAMES_PER_TURN_MAX = 64
+"""Frames read before other work of the event loop gets its turn."""
+
+_T = TypeVar("_T")
+
+_log = structlog.get_logger()
+
+
+class DeviceLink:
+    """A running device child, from its start to its end."""
+
+    def __init__(
+        self,
+        settings: DeviceSettings,
+        limits: LinkSettings,
+        tenants: Sequence[Tenant],
+        clock: Clock,
+        spawn: Spawn,
+    ) -> None:
+        """Starts the child at once; `wait_started` tells when it is up."""
+        self.settings = settings
+        self.statistics: frames.Statistics | None = None
+        self.began_ns = clock()
+        self._limits = limits
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._requests: dict[int, asyncio.Future[frames.Finished]] = {}
+        self._abandoned: dict[int, RequestMemory] = {}
+        self._loads: dict[str, asyncio.Future[frames.ModelLoaded]] = {}
+        self._unloads: dict[str, asyncio.Future[None]] = {}
+        self._owed: deque[frames.Frame] = deque()
+        self._started: asyncio.Future[frames.Started] = self._loop.create_future()
+        self._ended: asyncio.Future[str] = self._loop.create_future()
+        self._watch = SilenceWatch(limits, self.began_ns)
+        self._arena = Arena(settings.arena_bytes)
+        self._channel, peer = Channel.pair()
+        with peer:
+            self._child: Child = spawn(peer, device_environment(settings.threads))
+        self._kill_reason = ""
+        self._loop.add_reader(self._child.fileno(), self._handle_exit)
+        self._loop.add_reader(self._channel.fileno(), self._handle_readable)
+        with contextlib.suppress(DeviceLost):  # one that ended at once is told by its pidfd
+            self._send_now(frames.Start(settings, os.getpid()), [self._arena.fd])
+        for tenant in tenants:
+            self._owe(
+                frames.SetTenant(
+                    tenant.name, tenant.weight, tenant.realtime_per_s, tenant.realtime_burst
+                )
+            )
+        self._watcher = self._loop.create_task(self._watch_child(), name=f"watch {settings.device}")
+
+    # What callers ask
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._ended.done()
+
+    @property
+    def requests_in_flight(self) -> int:
+        return len(self._requests) + len(self._abandoned)
+
+    @property
+    def arena_used_bytes(self) -> int:
+        return self._arena.used_bytes
+
+    async def wait_started(self) -> frames.Started:
+        """Returns when the device is up. Raises DeviceLost when the child ended before."""
+        return await asyncio.shield(self._started)
+
+    async def wait_ended(self) -> str:
+        """Returns when the child is gone and everything it owed has failed; says why."""
+        return await asyncio.shield(self._ended)
+
+    def reserve(self, call: CheckedCall, ticket: Ticket) -> RequestMemory:
+        """Memory in this device's arena, inputs copied in. Raises QueueFull or DeviceLost."""
+        self._check_alive()
+        return RequestMemory(self._arena, call, ticket, self._memory_released)
+
+    def submit(self, frame: frames.Submit) -> "asyncio.Future[frames.Finished]":
+        """Hand a request over. Raises QueueFull or DeviceLost, then nothing was handed over.
+
+        Whoever stops waiting for the future must call `abandon`.
+        """
+        self._check_alive()
+        assert frame.request_id not in self._requests
+        try:
+            self._send_now(frame)
+        except ChannelFull as error:
+            raise QueueFull("the device is behind with taking requests; retry") from error
+        future: asyncio.Future[frames.Finished] = self._loop.create_future()
+        self._requests[frame.request_id] = future
+        return future
+
+    def abandon(self, request_id: int, memory: RequestMemory) -> None:
+        """Nobody waits any more: cancel, and release the memory when that is confirmed."""
+        if self._requests.pop(request_id, None) is None:
+            memory.release()  # it had finished, or its child was reaped
+            return
+        self._abandoned[request_id] = memory
+        self._owe(frames.Cancel(request_id))
+
+    async def load(self, frame: frames.LoadModel, fds: Sequence[int]) -> frames.ModelLoaded:
+        """Have a model made ready. Raises InvalidModel with the child's reason, or DeviceLost."""
+        self._check_alive()
+        assert frame.model not in self._loads, "model keys are new for each load"
+        future: asyncio.Future[frames.ModelLoaded] = self._loop.create_future()
+        try:
+            self._send_now(frame, fds)
+        except ChannelFull as error:
+            raise QueueFull("the device is behind with taking requests; retry") from error
+        self._loads[frame.model] = future
+        try:
+            async with asyncio.timeout(self._limits.load_ns_max / NS_PER_S):
+                return await future
+        except TimeoutError:
+            # Nothing tells a slow load from a stuck one but its limit, and a stuck loop serves
+            # nobody.
+            self.kill(f"loading {frame.model} took over {self._limits.load_ns_max / NS_PER_S} s")
+            raise DeviceLost(f"loading took over {self._limits.load_ns_max / NS_PER_S} s") from None
+        finally:
+            self._loads.pop(frame.model, None)
+
+    async def unload(self, model: str) -> None:
+        """Let a model finish what was admitted and go. A device that ends has unloaded it too."""
+        if not self.is_alive:
+            return
+        future = self._unloads.get(model)
+        if future is None:
+            future = self._unloads[model] = self._loop.create_future()
+            self._owe(frames.UnloadModel(model))
+        await asyncio.shield(future)
+
+    async def stop(self) -> None:
+        """Ask the child to finish and end; kill it when it does not."""
+        if self.is_alive:
+            self._owe(frames.Stop())
+        try:
+            async with asyncio.timeout(self._limits.stop_ns_max / NS_PER_S):
+                await self.wait_ended()
+        except TimeoutError:
+            self.kill("it did not stop when asked")
+            await self.wait_ended()
+
+    def kill(self, reason: str) -> None:
+        """End the child now. What it owes fails once it is reaped."""
+        if self.is_alive:
+            self._kill_reason = self._kill_reason or reason
+            self._child.kill()
+
+    # What the child says
+
+    def _handle_readable(self) -> None:
+        try:
+            for _ in range(FRAMES_PER_TURN_MAX):
+                received = self._channel.receive()
+                if received is None:
+                    return
+                self._handle_frame(*received)
+        except ChannelClosed:
+            # End of file: it has ended or is of no use; the pidfd tells when it is gone.
+            self._loop.remove_reader(self._channel.fileno())
+            self.kill("it closed its channel")
+        except ChannelError as error:
+            self._loop.remove_reader(self._channel.fileno())
+            self.kill(f"it sent what is no frame: {error}")
+
+    def _handle_frame(self, frame: frames.AnyFrame, fds: Sequence[int]) -> None:
+        for fd in fds:
+            os.close(fd)  # a device child has none to send
+        match frame:
+            case frames.Finished():
+                self._handle_finished(frame)
+            case frames.Accepted():
+                pass  # the promise is the child's; clients are told when it is kept or broken
+            case frames.Pong(turns=turns):
+                self._watch.heard_pong(turns, self._clock())
+            case frames.Statistics():
+                self.statistics = frame
+            case frames.Started():
+                if not self._started.done():
+                    self._started.set_result(frame)
+            case frames.ModelLoaded(model=model):
+                _resolve(self._loads.pop(model, None), frame)
+            case frames.ModelFailed(model=model, reason=reason):
+                _fail(self._loads.pop(model, None), InvalidModel(reason))
+            case frames.ModelReleased(model=model):
+                _resolve(self._unloads.pop(model, None), None)
+            case _:
+                self.kill(f"it sent a {type(frame).__name__}, which is the parent's to send")
+
+    def _handle_finished(self, frame: frames.Finished) -> None:
+        memory = self._abandoned.pop(frame.request_id, None)
+        if memory is not None:
+            memory.release()
+            return
+        future = self._requests.pop(frame.request_id, None)
+        if future is None:
+            self.kill(f"it finished request {frame.request_id}, which it does not have")
+        elif not future.done():
+            future.set_result(frame)
+        else:
+            # The waiter was cancelled in this very turn of the loop and has not run yet: it will
+            # call `abandon`, find the request gone and release its memory.
+            assert future.cancelled()
+
+    def _handle_exit(self) -> None:
+        """The process has ended: hear what it said last, reap it, then settle what it owed."""
+        self._loop.remove_reader(self._child.fileno())
+        self._read_the_rest()
+        how = self._child.reap()
+        self._child.close()
+        self._loop.remove_reader(self._channel.fileno())
+        self._loop.remove_writer(self._channel.fileno())
+        self._channel.close()
+        self._watcher.cancel()
+        reason = f"{self._kill_reason} ({how})" if self._kill_reason else how
+        self._ended.set_result(reason)
+        self._settle(f"device {self.settings.device} was lost: {reason}; retry")
+
+    def _settle(self, message: str) -> None:
+        """Fail all that the child owed. It was reaped, so nothing can touch its memory."""
+        for request in self._requests.values():
+            _fail(request, DeviceLost(message))
+        for load in self._loads.values():
+            _fail(load, DeviceLost(message))
+        _fail(self._started, DeviceLost(message))
+        for unload in self._unloads.values():
+            _resolve(unload, None)
+        abandoned = list(self._abandoned.values())
+        for collection in (self._requests, self._loads, self._unloads, self._abandoned):
+            collection.clear()
+        self._owed.clear()
+        for memory in abandoned:
+            memory.release()
+        self._memory_released()
+
+    def _read_the_rest(self) -> None:
+        try:
+            while (received := self._channel.receive()) is not None:
+                self._handle_frame(*received)
+        except ChannelError:
+            pass  # the end of what it said
+
+    def _memory_released(self) -> None:
+        if not self.is_alive and self._arena.used_bytes == 0:
+            self._arena.close()
+
+    # Sending
+
+    def _check_alive(self) -> None:
+        if not self.is_alive:
+            raise DeviceLost(f"device {self.settings.device} was lost; retry")
+
+    def _send_now(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
+        """Raises ChannelFull, or DeviceLost when the other end is gone."""
+        try:
+            self._channel.send(frame, fds)
+        except ChannelClosed as error:
+            raise DeviceLost(f"device {self.settings.device} was lost; retry") from error
+        if self._channel.wants_write:
+            self._loop.add_writer(self._channel.fileno(), self._handle_writable)
+
+    def _owe(self, frame: frames.Frame) -> None:
+        """Say this, as soon as there is room. Bounded by what is in flight and loaded."""
+        self._owed.append(frame)
+        self._pay()
+
+    def _pay(self) -> None:
+        while self._owed:
+            try:
+                self._send_now(self._owed[0])
+            except (ChannelFull, DeviceLost):
+                return
+            self._owed.popleft()
+
+    def _handle_writable(self) -> None:
+        try:
+            is_empty = self._channel.flush()
+        except ChannelClosed:
+            is_empty = True
+        if is_empty:
+            self._loop.remove_writer(self._channel.fileno())
+            self._pay()
+
+    # Watching
+
+    async def _watch_child(self) -> None:
+        """Ping, and kill a child whose loop stands still (the rule is in `watch.py`)."""
+        interval_ns = self._limits.ping_interval_ns
+        count = 0
+        asked_ns = self._clock()
+        due_ns = asked_ns + interval_ns
+        while True:
+            await asyncio.sleep(max(due_ns - self._clock(), 0) / NS_PER_S)
+            # An answer that is there already counts, however late we are to read it.
+            self._handle_readable()
+            now_ns = self._clock()
+            may_be_silent = not self._started.done() or bool(self._loads)
+            if self._started.done() or now_ns - self.began_ns < self._limits.start_ns_max:
+                if self._watch.is_silent(now_ns, now_ns - due_ns, may_be_silent):
+                    self.kill(
+                        f"its loop stood still for {self._limits.silence_ns_max / NS_PER_S} s"
+                    )
+            else:
+                self.kill(f"it was not up after {self._limits.start_ns_max / NS_PER_S} s")
+            count += 1
+            self._ask(frames.Ping(count))
+            if now_ns - asked_ns >= self._limits.statistics_interval_ns:
+                asked_ns = now_ns
+                self._ask(frames.AskStatistics())
+            due_ns = now_ns + interval_ns
+
+    def _ask(self, frame: frames.Frame) -> None:
+        """Say this or leave it: it is said again soon."""
+        try:
+            self._send_now(frame)
+        except (ChannelFull, GpumuxdError):
+            _log.debug("device_not_asked", device=self.settings.device)
+
+
+def _resolve(future: "asyncio.Future[_T] | None", value: _T) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)
+
+
+def _fail(future: "asyncio.Future[_T] | None", error: Exception) -> None:
+    if future is not None and not future.done():
+        future.set_exception(error)
+        future.exception()  # asked for here, so that one that nobody awaits is not reported

@@ -1,0 +1,156 @@
+"""One read of one artifact, in a loader process that lives for it alone.
+
+What tenants made is never parsed here: the file is opened, its descriptor handed over, and plan
+and weights come back as sealed memory. A loader that crashes, hangs or lies costs this one load.
+It must not know devices or the repository.
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gpumuxd.errors import InvalidModel, ModelNotReady
+from gpumuxd.models.spec import ModelSpec
+from gpumuxd.node.child_process import Child, Spawn, loader_environment
+from gpumuxd.node.settings import LoaderSettings
+from gpumuxd.node.spec_check import check_spec
+from gpumuxd.units import NS_PER_S
+from gpumuxd.wire import frames
+from gpumuxd.wire.channel import Channel, ChannelClosed, ChannelError
+
+
+@dataclass(slots=True)
+class LoadedArtifact:
+    """A validated artifact: its spec, and plan and weights as sealed memory that this owns.
+
+    The descriptors are kept while the model is loaded: its pages are those that the device child
+    maps, and a child that is started again gets the same bits without reading the disk.
+    """
+
+    artifact_hash: str
+    spec: ModelSpec
+    plan_fd: int
+    weights_fd: int
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        return self.plan_fd, self.weights_fd
+
+    def close(self) -> None:
+        """Let go of the memory. Idempotent."""
+        for fd in self.fds:
+            if fd >= 0:
+                os.close(fd)
+        self.plan_fd = self.weights_fd = -1
+
+
+class Loading:
+    """Starts loaders, a few at a time."""
+
+    def __init__(self, settings: LoaderSettings, spawn: Spawn) -> None:
+        self._settings = settings
+        self._spawn = spawn
+        self._slots = asyncio.Semaphore(settings.loaders_max)
+
+    async def read(self, path: Path) -> LoadedArtifact:
+        """Read and check one artifact. Raises InvalidModel for what can't be served and
+        ModelNotReady when its file is not there or the loader gave no answer in time."""
+        async with self._slots:
+            try:
+                artifact_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError as error:
+                raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
+            channel, peer = Channel.pair()
+            try:
+                with peer:
+                    child = self._spawn(peer, loader_environment())
+                try:
+                    return await self._converse(channel, artifact_fd)
+                finally:
+                    await _end(child)
+            finally:
+                channel.close()
+                os.close(artifact_fd)
+
+    async def _converse(self, channel: Channel, artifact_fd: int) -> LoadedArtifact:
+        limit_s = self._settings.read_ns_max / NS_PER_S
+        try:
+            channel.send(frames.Read(self._settings.model_bytes_max), [artifact_fd])
+            async with asyncio.timeout(limit_s):
+                answer, fds = await _receive(channel)
+        except TimeoutError:
+            raise ModelNotReady(f"reading its artifact took over {limit_s} s") from None
+        except ChannelClosed:
+            raise InvalidModel("its artifact made the loader crash") from None
+        except ChannelError as error:
+            raise InvalidModel(f"its artifact made the loader talk nonsense: {error}") from error
+        return _artifact_of(answer, fds)
+
+
+def _artifact_of(answer: frames.AnyFrame, fds: list[int]) -> LoadedArtifact:
+    match answer:
+        case frames.ReadDone(artifact_hash=artifact_hash, spec=spec) if len(fds) == 2:
+            artifact = LoadedArtifact(artifact_hash, _NO_SPEC, *fds)
+            try:
+                artifact.spec = msgspec.msgpack.decode(spec, type=ModelSpec)
+                check_spec(artifact.spec)
+            except msgspec.DecodeError as error:
+                artifact.close()
+                raise InvalidModel(
+                    f"its artifact made the loader talk nonsense: {error}"
+                ) from error
+            except InvalidModel:
+                artifact.close()
+                raise
+            return artifact
+        case frames.ReadFailed(reason=reason):
+            _close_all(fds)
+            raise InvalidModel(reason)
+        case _:
+            _close_all(fds)
+            raise InvalidModel("its artifact made the loader talk nonsense")
+
+
+_NO_SPEC = ModelSpec(inputs=(), outputs=())
+
+
+async def _receive(channel: Channel) -> tuple[frames.AnyFrame, list[int]]:
+    """The next frame of a channel that is not on the loop yet."""
+    loop = asyncio.get_running_loop()
+    while True:
+        received = channel.receive()
+        if received is not None:
+            return received
+        readable = loop.create_future()
+        loop.add_reader(channel.fileno(), _set_done, readable)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(channel.fileno())
+
+
+async def _end(child: Child) -> None:
+    """Kill and reap. What it had to say was said; also when our own task is being cancelled."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    loop.add_reader(child.fileno(), _set_done, ended)
+    try:
+        child.kill()
+        await ended
+    finally:
+        loop.remove_reader(child.fileno())
+        child.reap()  # at most the moment that SIGKILL takes
+        child.close()
+
+
+def _set_done(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

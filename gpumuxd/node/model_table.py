@@ -1,0 +1,127 @@
+"""What the node knows of each version of each model: its state, why, and what serves it.
+
+The lifecycle is a table and a state changes in `VersionEntry.move` alone. A *replica* is one load
+of one version on one device; while a changed artifact is loaded anew, the entry stays READY with
+the replica that serves, and swaps it when the new one is ready.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpumuxd.domain import PriorityClass
+from gpumuxd.models.manifest import Manifest
+from gpumuxd.node.api import IndexEntry, ModelState, Tenant
+from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.loading import LoadedArtifact
+from gpumuxd.wire.frames import ModelLoaded
+
+TRANSITIONS: dict[ModelState, frozenset[ModelState]] = {
+    ModelState.UNAVAILABLE: frozenset({ModelState.LOADING}),
+    ModelState.LOADING: frozenset({ModelState.READY, ModelState.UNAVAILABLE}),
+    # To LOADING: its device was lost and is started again.
+    ModelState.READY: frozenset({ModelState.UNLOADING, ModelState.LOADING}),
+    # To READY never: what drains has refused requests already.
+    ModelState.UNLOADING: frozenset({ModelState.UNAVAILABLE}),
+}
+
+NOT_LOADED = "not loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactStamp:
+    """Tells whether a file is still the one that was loaded, without reading it."""
+
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> "ArtifactStamp":
+        """Raises OSError."""
+        status = os.stat(path)
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One load of one version on one device. `key` names it to the child."""
+
+    key: str
+    version: str
+    link: DeviceLink
+    artifact: LoadedArtifact
+    stamp: ArtifactStamp
+    manifest: Manifest
+    class_max: PriorityClass
+    loaded: ModelLoaded
+
+    @property
+    def device(self) -> str:
+        return self.link.settings.device
+
+
+@dataclass(slots=True)
+class VersionEntry:
+    """One version of one model. `replica` is there exactly in READY, LOADING again and UNLOADING:
+    `device_losses` counts the deaths of its device while it was loaded again."""
+
+    name: str
+    version: int
+    state: ModelState = ModelState.UNAVAILABLE
+    reason: str = NOT_LOADED
+    replica: Replica | None = None
+    device_losses: int = 0
+
+    def move(self, state: ModelState, reason: str = "") -> None:
+        """The only place where a state changes. An illegal transition is a bug."""
+        assert state in TRANSITIONS[self.state], f"{self.name}: {self.state} to {state}"
+        assert (state is ModelState.READY) <= (self.replica is not None)
+        self.state = state
+        self.reason = reason
+
+    def view(self) -> IndexEntry:
+        """As an index shows it."""
+        return IndexEntry(self.name, str(self.version), self.state, self.reason)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}/{self.version}"
+
+
+@dataclass(slots=True)
+class ModelTable:
+    """All versions that were ever loaded, by name and number."""
+
+    _models: dict[str, dict[int, VersionEntry]] = field(default_factory=dict)
+
+    def entry(self, name: str, version: int) -> VersionEntry:
+        """The entry of a version, made when it is the first time it is named."""
+        versions = self._models.setdefault(name, {})
+        return versions.setdefault(version, VersionEntry(name, version))
+
+    def versions(self, name: str) -> list[VersionEntry]:
+        """Newest first."""
+        versions = self._models.get(name, {})
+        return [versions[number] for number in sorted(versions, reverse=True)]
+
+    def serving(self, name: str, version: int | None) -> VersionEntry | None:
+        """The newest READY version, or that one if it is READY."""
+        for entry in self.versions(name):
+            if entry.state is ModelState.READY and version in (None, entry.version):
+                return entry
+        return None
+
+    def __iter__(self) -> Iterator[VersionEntry]:
+        for versions in self._models.values():
+            yield from versions.values()
+
+
+def may_see(manifest: Manifest, tenant: Tenant) -> bool:
+    """A manifest that names no tenants is for everyone; admins see all."""
+    return tenant.is_admin or manifest.tenants is None or tenant.name in manifest.tenants
+
+
+def may_manage(manifest: Manifest, tenant: Tenant) -> bool:
+    """Loading and unloading takes an admin, or a tenant that the manifest names."""
+    return tenant.is_admin or (manifest.tenants is not None and tenant.name in manifest.tenants)

@@ -1,0 +1,290 @@
+"""The node: what a call goes through between the front door and a device.
+
+    limits -> model -> validation -> priority -> deadline -> memory -> submit -> reply
+
+Everything up to `submit` happens without an `await`, so a request is either refused whole or in
+the device's hands, and a model that served when it was looked up still serves when the request
+gets there. It must not know protobuf or gRPC, and never sees a weight.
+
+Invariant: a request that was submitted ends in exactly one reply or one error, and its memory is
+released exactly once (`device_link.py` says when).
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+import gpumuxd
+from gpumuxd.clock import Clock, monotonic_ns
+from gpumuxd.domain import OutcomeKind
+from gpumuxd.errors import (
+    DeadlineInfeasible,
+    Draining,
+    GpumuxdError,
+    ModelFaulted,
+    error_of,
+)
+from gpumuxd.models.repository import Repository
+from gpumuxd.node.api import (
+    IndexEntry,
+    InferCall,
+    InferReply,
+    ModelView,
+    NodeView,
+    OutputTensor,
+    Tenant,
+)
+from gpumuxd.node.child_process import SPAWN_DEVICE, SPAWN_LOADER, Spawn
+from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.limits import Limits, Ticket
+from gpumuxd.node.loading import Loading
+from gpumuxd.node.model_table import Replica
+from gpumuxd.node.registry import Registry
+from gpumuxd.node.request_memory import RequestMemory
+from gpumuxd.node.settings import NodeSettings
+from gpumuxd.node.supervisor import DeviceSupervisor
+from gpumuxd.node.tenants import TenantDirectory
+from gpumuxd.node.validation import CheckedCall, check_call, check_priority
+from gpumuxd.settings import DeviceSettings
+from gpumuxd.units import ms_from_ns
+from gpumuxd.wire import frames
+
+_log = structlog.get_logger()
+
+
+class Node:
+    """Implements `api.NodeApi`. Made, started and stopped on one event loop."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        clock: Clock = monotonic_ns,
+        spawn_device: Spawn = SPAWN_DEVICE,
+        spawn_loader: Spawn = SPAWN_LOADER,
+        on_readiness: Callable[[bool], None] = lambda is_ready: None,
+    ) -> None:
+        """`on_readiness` hears of each change of `is_ready`."""
+        self.tenants = TenantDirectory(settings.tenants)
+        self._settings = settings
+        self._clock = clock
+        self._spawn_device = spawn_device
+        self._on_readiness = on_readiness
+        self._was_ready = False
+        self._started_ns = clock()
+        self._idle = asyncio.Event()
+        self._limits = Limits(self.tenants, self._idle.set)
+        self._request_ids = itertools.count(1)
+        self._is_draining = False
+        self._devices = {
+            device.device: DeviceSupervisor(
+                device,
+                settings.restart,
+                clock,
+                self._make_link,
+                self._device_started,
+                self._device_changed,
+            )
+            for device in settings.devices
+        }
+        assert len(self._devices) == len(settings.devices), "device names are unique"
+        self._registry = Registry(
+            Repository(settings.repository_paths),
+            Loading(settings.loader, spawn_loader),
+            self.tenants,
+            self._links,
+        )
+
+    # Life
+
+    async def start(self) -> None:
+        """Start all devices; return when each is up. Raises DeviceLost when one can't start."""
+        results = await asyncio.gather(
+            *(device.start() for device in self._devices.values()), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def load_startup_models(self) -> Mapping[str, str]:
+        """Load them all; what can't be loaded is returned with its reason, the rest serves."""
+        names = self._settings.startup_models
+        results = await asyncio.gather(
+            *(self._registry.load_unchecked(name) for name in names), return_exceptions=True
+        )
+        self._tell_readiness()
+        failed: dict[str, str] = {}
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, GpumuxdError):
+                failed[name] = result.message
+            elif isinstance(result, BaseException):
+                raise result
+        return failed
+
+    async def drain(self) -> None:
+        """Admit nothing from now on; return when what was admitted has ended."""
+        self._is_draining = True
+        self._tell_readiness()
+        while self._limits.requests_in_flight:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def stop(self, is_urgent: bool = False) -> None:
+        """End the devices: after what they have in flight, or at once. Idempotent."""
+        self._is_draining = True
+        self._tell_readiness()
+        if is_urgent:
+            for device in self._devices.values():
+                device.kill()
+        await asyncio.gather(*(device.stop() for device in self._devices.values()))
+        await self._registry.close()
+
+    @property
+    def requests_in_flight(self) -> int:
+        return self._limits.requests_in_flight
+
+    # NodeApi
+
+    def is_ready(self) -> bool:
+        return (
+            not self._is_draining
+            and all(device.state == "ready" for device in self._devices.values())
+            and all(self._registry.is_serving(name) for name in self._settings.startup_models)
+        )
+
+    def is_model_ready(self, tenant: Tenant, name: str, version: str) -> bool:
+        return not self._is_draining and self._registry.is_ready(tenant, name, version)
+
+    def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
+        return self._registry.view(tenant, name, version)
+
+    def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
+        return self._registry.index(tenant)
+
+    def view(self) -> NodeView:
+        return NodeView(
+            version=gpumuxd.__version__,
+            started_ns=self._started_ns,
+            now_ns=self._clock(),
+            devices=tuple(device.view() for device in self._devices.values()),
+        )
+
+    async def load(self, tenant: Tenant, name: str) -> None:
+        self._check_admitting()
+        await self._registry.load(tenant, name)
+        self._tell_readiness()
+
+    async def unload(self, tenant: Tenant, name: str) -> None:
+        await self._registry.unload(tenant, name)
+        self._tell_readiness()
+
+    async def infer(self, call: InferCall) -> InferReply:
+        self._check_admitting()
+        input_bytes = sum(memoryview(tensor.data).nbytes for tensor in call.inputs)
+        ticket = self._limits.admit(call.tenant, input_bytes)
+        try:
+            replica = self._registry.replica(call.tenant, call.model, call.version)
+            checked, frame, memory = self._prepare(call, replica, ticket)
+        except BaseException:
+            ticket.close()
+            raise
+        finished = await _finished(replica.link, frame, memory)
+        try:
+            if finished.outcome.kind is not OutcomeKind.COMPLETED:
+                raise error_of(finished.outcome)
+            outputs = _copy_outputs(checked, finished, memory)
+        finally:
+            memory.release()
+        return InferReply(call.model, replica.version, outputs, finished.report)
+
+    # One request
+
+    def _prepare(
+        self, call: InferCall, replica: Replica, ticket: Ticket
+    ) -> tuple[CheckedCall, frames.Submit, RequestMemory]:
+        """Everything that can refuse a request in the parent, the copy of its inputs last."""
+        checked = check_call(replica.artifact.spec, call, replica.manifest.batch_max)
+        priority_class = check_priority(call.tenant, call.priority, replica.class_max)
+        if call.deadline_ns is not None and call.deadline_ns <= (now_ns := self._clock()):
+            late_ms = ms_from_ns(now_ns - call.deadline_ns)
+            raise DeadlineInfeasible(f"the deadline had passed {late_ms:.3f} ms before it was read")
+        ticket.add_bytes(checked.output_bytes)
+        memory = replica.link.reserve(checked, ticket)
+        frame = frames.Submit(
+            request_id=next(self._request_ids),
+            tenant=call.tenant.name,
+            model=replica.key,
+            priority_class=priority_class,
+            bucket=checked.bucket,
+            rows=checked.rows,
+            arrived_ns=call.arrived_ns,
+            deadline_ns=call.deadline_ns,
+            inputs=memory.inputs,
+            outputs=memory.outputs,
+        )
+        return checked, frame, memory
+
+    def _check_admitting(self) -> None:
+        if self._is_draining:
+            raise Draining("the daemon is stopping and takes nothing new")
+
+    # Devices
+
+    def _make_link(self, settings: DeviceSettings) -> DeviceLink:
+        return DeviceLink(
+            settings, self._settings.link, self.tenants.tenants, self._clock, self._spawn_device
+        )
+
+    def _links(self) -> Mapping[str, DeviceLink | None]:
+        return {name: device.link for name, device in self._devices.items()}
+
+    async def _device_started(self, link: DeviceLink) -> None:
+        await self._registry.handle_device_started(link)
+
+    def _device_changed(self, device: DeviceSupervisor) -> None:
+        if device.state == "lost":
+            self._registry.handle_device_lost(device.settings.device, device.lost_reason)
+        self._tell_readiness()
+
+    def _tell_readiness(self) -> None:
+        is_ready = self.is_ready()
+        if is_ready != self._was_ready:
+            self._was_ready = is_ready
+            _log.info("readiness", is_ready=is_ready)
+            self._on_readiness(is_ready)
+
+
+async def _finished(
+    link: DeviceLink, frame: frames.Submit, memory: RequestMemory
+) -> frames.Finished:
+    """Submit and wait for the end. The memory stays the caller's only when this returns."""
+    try:
+        return await link.submit(frame)
+    except asyncio.CancelledError:
+        link.abandon(frame.request_id, memory)
+        raise
+    except GpumuxdError:
+        memory.release()
+        raise
+
+
+def _copy_outputs(
+    call: CheckedCall, finished: frames.Finished, memory: RequestMemory
+) -> tuple[OutputTensor, ...]:
+    """The outputs that were asked for. The child is believed about shapes, never about places."""
+    if len(finished.outputs) != len(call.outputs):
+        raise ModelFaulted(
+            f"expected {len(call.outputs)} outputs from the device, got {len(finished.outputs)}"
+        )
+    outputs = []
+    for position in call.wanted:
+        expected, came = call.outputs[position], finished.outputs[position]
+        if came.shape != expected.shape or came.datatype != expected.spec.datatype:
+            raise ModelFaulted(
+                f"output {expected.spec.name!r}: expected {expected.spec.datatype} "
+                f"{list(expected.shape)} from the device, got {came.datatype} {list(came.shape)}"
+            )
+        data = memory.read(memory.outputs[position])
+        outputs.append(OutputTensor(expected.spec.name, came.datatype, came.shape, data))
+    return tuple(outputs)

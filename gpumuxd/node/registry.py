@@ -1,0 +1,392 @@
+"""The models of the node: which versions there are, what state they are in, who may use them.
+
+Loading a version: find it in the repository, have a loader read it, choose a device, hand plan
+and weights over, wait until it was measured. One lock per name orders loads, unloads and
+reloads, so that each of them sees a settled state. It must not know requests; those ask for the
+`Replica` that serves and hold on to it.
+"""
+
+import asyncio
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from gpumuxd.domain import PriorityClass
+from gpumuxd.errors import (
+    DeviceLost,
+    GpumuxdError,
+    InvalidManifest,
+    InvalidModel,
+    InvalidRequest,
+    ModelNotReady,
+    PermissionDenied,
+    UnknownModel,
+)
+from gpumuxd.models.manifest import Manifest
+from gpumuxd.models.names import check_model_name, version_number
+from gpumuxd.models.repository import ModelVersion, Repository
+from gpumuxd.node.api import IndexEntry, ModelState, ModelView, Tenant
+from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.loading import LoadedArtifact, Loading
+from gpumuxd.node.model_table import (
+    ArtifactStamp,
+    ModelTable,
+    Replica,
+    VersionEntry,
+    may_manage,
+    may_see,
+)
+from gpumuxd.node.tenants import TenantDirectory
+from gpumuxd.wire.frames import LoadModel
+
+DEVICE_LOSSES_MAX = 2
+"""Deaths of a device while it loaded a model again, after which the model is left out: more would
+keep everyone else on the device from being served."""
+
+_log = structlog.get_logger()
+
+
+class Registry:
+    """All models of one node."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        loading: Loading,
+        tenants: TenantDirectory,
+        links: Callable[[], Mapping[str, DeviceLink | None]],
+    ) -> None:
+        """`links` tells the link of each configured device, None where it is not up."""
+        self._repository = repository
+        self._loading = loading
+        self._tenants = tenants
+        self._links = links
+        self._table = ModelTable()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._placing: Counter[str] = Counter()
+        self._load_numbers = itertools.count(1)
+
+    # Who serves
+
+    def is_serving(self, name: str) -> bool:
+        return self._table.serving(name, None) is not None
+
+    def is_ready(self, tenant: Tenant, name: str, version: str) -> bool:
+        """Would `view` return something. Touches no disk."""
+        try:
+            number = version_number(version) if version else None
+        except InvalidRequest:
+            return False
+        entry = self._table.serving(name, number)
+        if entry is None or entry.replica is None:
+            return False
+        return entry.replica.link.is_alive and may_see(entry.replica.manifest, tenant)
+
+    def replica(self, tenant: Tenant, name: str, version: str) -> Replica:
+        """What serves this model now. Raises UnknownModel, ModelNotReady or PermissionDenied."""
+        replica = self._visible_replica(tenant, name, version)
+        permitted = replica.manifest.tenants
+        if permitted is not None and tenant.name not in permitted:
+            # An admin sees and loads it; running it would break the class it was loaded for.
+            raise PermissionDenied(f"model {name!r} is not for tenant {tenant.name!r} to run")
+        return replica
+
+    def view(self, tenant: Tenant, name: str, version: str) -> ModelView:
+        """A loaded model. Raises UnknownModel or ModelNotReady."""
+        replica = self._visible_replica(tenant, name, version)
+        ready = [e for e in self._table.versions(name) if e.state is ModelState.READY]
+        serving = next(e for e in ready if e.replica is replica)
+        return ModelView(
+            name=name,
+            version=str(serving.version),
+            versions=tuple(str(entry.version) for entry in reversed(ready)),
+            platform="pytorch_pt2",
+            spec=replica.artifact.spec,
+            group_count=replica.loaded.group_count,
+            longest_group_ns=replica.loaded.longest_group_ns,
+            run_ns=replica.loaded.run_ns,
+            weights_bytes=replica.loaded.weights_bytes,
+        )
+
+    def index(self, tenant: Tenant) -> list[IndexEntry]:
+        """Every version that the tenant may see, on disk or loaded."""
+        scan = self._repository.scan()
+        entries: dict[tuple[str, str], IndexEntry] = {}
+        if tenant.is_admin:  # who may see a model is not known where its manifest can't be read
+            for broken in scan.broken:
+                entries[broken.name, broken.version] = IndexEntry(
+                    broken.name, broken.version, ModelState.UNAVAILABLE, broken.reason
+                )
+        for found in scan.models:
+            if may_see(found.manifest, tenant):
+                entry = self._table.entry(found.name, found.version)
+                entries[found.name, str(found.version)] = entry.view()
+        for entry in self._table:  # what serves is shown, whatever became of its files
+            if entry.replica is not None and may_see(entry.replica.manifest, tenant):
+                entries[entry.name, str(entry.version)] = entry.view()
+        return [entries[key] for key in sorted(entries, key=lambda key: (key[0], key[1].zfill(9)))]
+
+    # Loading and unloading
+
+    async def load(self, tenant: Tenant, name: str) -> None:
+        """Load the newest version; return when it serves. Loads of one name become one."""
+        found = await asyncio.to_thread(self._find, tenant, name, "")
+        if not may_manage(found.manifest, tenant):
+            raise PermissionDenied(f"tenant {tenant.name!r} may not load model {name!r}")
+        await self.load_unchecked(name)
+
+    async def load_unchecked(self, name: str) -> None:
+        """As `load`, for the node itself."""
+        task = self._loads.get(name)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._load(name), name=f"load {name}")
+            self._loads[name] = task
+            task.add_done_callback(lambda done: self._load_ended(name, done))
+        await asyncio.shield(task)  # a caller that goes away takes nobody's load with it
+
+    async def unload(self, tenant: Tenant, name: str) -> None:
+        """Unload all versions and return when they are gone. No error when none is loaded."""
+        entries = [e for e in self._table.versions(name) if e.replica is not None]
+        manifests = [e.replica.manifest for e in entries if e.replica is not None]
+        if not manifests:
+            manifests = [(await asyncio.to_thread(self._find, tenant, name, "")).manifest]
+        if not all(may_see(manifest, tenant) for manifest in manifests):
+            raise UnknownModel(f"no model {name!r}")
+        if not all(may_manage(manifest, tenant) for manifest in manifests):
+            raise PermissionDenied(f"tenant {tenant.name!r} may not unload model {name!r}")
+        async with self._locks[name]:
+            await asyncio.gather(
+                *(self._take_down(e, "unloaded") for e in self._table.versions(name) if e.replica)
+            )
+
+    async def close(self) -> None:
+        """Give up loads that run and let go of all artifacts. The devices have ended."""
+        tasks = [*self._loads.values(), *self._retiring]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for entry in self._table:
+            if entry.replica is not None:
+                entry.replica.artifact.close()
+                entry.replica = None
+
+    # Devices come and go
+
+    def handle_device_lost(self, device: str, reason: str) -> None:
+        """What served there does not; it stays as it is, to be loaded again."""
+        for entry in self._table:
+            if entry.state is ModelState.READY and _is_on(entry, device):
+                entry.move(ModelState.LOADING, f"device {device} was lost: {reason}")
+
+    async def handle_device_started(self, link: DeviceLink) -> None:
+        """Load again what served on this device before it was lost, one after the other."""
+        device = link.settings.device
+        waiting = [e for e in self._table if _is_on(e, device)]
+        for entry in waiting:
+            async with self._locks[entry.name]:
+                if link.is_alive and entry.state is ModelState.LOADING and _is_on(entry, device):
+                    await self._load_again(entry, link)
+
+    async def _load_again(self, entry: VersionEntry, link: DeviceLink) -> None:
+        assert entry.replica is not None
+        old = entry.replica
+        try:
+            entry.replica = await self._place(entry, link, old.artifact, old.stamp, old.manifest)
+        except DeviceLost as error:
+            entry.device_losses += 1
+            if entry.device_losses >= DEVICE_LOSSES_MAX:
+                self._leave_out(entry, f"its device was lost while loading it again: {error}")
+        except GpumuxdError as error:
+            self._leave_out(entry, error.message)
+        else:
+            entry.device_losses = 0
+            entry.move(ModelState.READY)
+            _log.info("model_loaded_again", model=entry.label, device=link.settings.device)
+
+    def _leave_out(self, entry: VersionEntry, reason: str) -> None:
+        assert entry.replica is not None
+        entry.replica.artifact.close()
+        entry.replica = None
+        entry.device_losses = 0
+        entry.move(ModelState.UNAVAILABLE, reason)
+        _log.error("model_left_out", model=entry.label, reason=reason)
+
+    # One load
+
+    async def _load(self, name: str) -> None:
+        async with self._locks[name]:
+            found = await asyncio.to_thread(self._repository.find, name, "")
+            entry = self._table.entry(name, found.version)
+            stamp = _stamp(found.artifact)
+            if self._is_current(entry, found, stamp):
+                return
+            if entry.state is ModelState.UNAVAILABLE:
+                entry.move(ModelState.LOADING)
+            try:
+                replica = await self._make_replica(entry, found, stamp)
+            except BaseException as error:
+                if entry.replica is None:
+                    reason = error.message if isinstance(error, GpumuxdError) else "load stopped"
+                    entry.move(ModelState.UNAVAILABLE, reason)
+                _log.error("model_not_loaded", model=entry.label, reason=str(error))
+                raise
+            self._replace(entry, replica)
+        self._in_background(self._retire_older(name))
+
+    def _replace(self, entry: VersionEntry, replica: Replica) -> None:
+        """From now on this one serves; what it replaces finishes what it has."""
+        old, entry.replica = entry.replica, replica
+        entry.device_losses = 0
+        if entry.state is ModelState.LOADING:
+            entry.move(ModelState.READY)
+        if old is not None:
+            self._in_background(_release(old))
+        _log.info(
+            "model_loaded",
+            model=entry.label,
+            device=replica.device,
+            groups=replica.loaded.group_count,
+            longest_group_us=replica.loaded.longest_group_ns // 1000,
+            profile_was_cached=replica.loaded.profile_was_cached,
+        )
+
+    def _is_current(self, entry: VersionEntry, found: ModelVersion, stamp: ArtifactStamp) -> bool:
+        replica = entry.replica
+        return (
+            entry.state is ModelState.READY
+            and replica is not None
+            and replica.stamp == stamp
+            and replica.manifest == found.manifest
+        )
+
+    async def _make_replica(
+        self, entry: VersionEntry, found: ModelVersion, stamp: ArtifactStamp
+    ) -> Replica:
+        artifact = await self._loading.read(found.artifact)
+        try:
+            link = self._choose_link(found.manifest)
+            self._placing[link.settings.device] += 1
+            try:
+                return await self._place(entry, link, artifact, stamp, found.manifest)
+            finally:
+                self._placing[link.settings.device] -= 1
+        except BaseException:
+            artifact.close()
+            raise
+
+    def _choose_link(self, manifest: Manifest) -> DeviceLink:
+        """The device the manifest asks for, else the one with the fewest models."""
+        links = self._links()
+        if manifest.device is not None:
+            if manifest.device not in links:
+                raise InvalidManifest(
+                    f"device: {manifest.device!r} is not configured; expected one of {list(links)}"
+                )
+            link = links[manifest.device]
+            if link is None:
+                raise ModelNotReady(f"device {manifest.device} is not up; retry")
+            return link
+        up = [link for link in links.values() if link is not None]
+        if not up:
+            raise ModelNotReady("no device is up; retry")
+        counts = self._placing + Counter(e.replica.device for e in self._table if e.replica)
+        return min(up, key=lambda link: counts[link.settings.device])
+
+    async def _place(
+        self,
+        entry: VersionEntry,
+        link: DeviceLink,
+        artifact: LoadedArtifact,
+        stamp: ArtifactStamp,
+        manifest: Manifest,
+    ) -> Replica:
+        key = f"{entry.label}#{next(self._load_numbers)}"
+        permitted = manifest.tenants
+        class_max = self._tenants.class_max(None if permitted is None else frozenset(permitted))
+        class_max = min(class_max, manifest.priority_max or PriorityClass.REALTIME)
+        frame = LoadModel(
+            model=key,
+            artifact_hash=artifact.artifact_hash,
+            class_max=class_max,
+            slo_ns=manifest.slo_ns,
+            tenant=permitted[0] if permitted is not None and len(permitted) == 1 else "",
+        )
+        loaded = await link.load(frame, artifact.fds)
+        return Replica(key, str(entry.version), link, artifact, stamp, manifest, class_max, loaded)
+
+    async def _take_down(self, entry: VersionEntry, reason: str) -> None:
+        """Refuse new requests of a version at once, and let go of it when its last one ended."""
+        replica = entry.replica
+        assert replica is not None
+        if entry.state is ModelState.READY:
+            entry.move(ModelState.UNLOADING)
+        await _release(replica)
+        entry.replica = None
+        entry.move(ModelState.UNAVAILABLE, reason)
+        _log.info("model_unloaded", model=entry.label, reason=reason)
+
+    async def _retire_older(self, name: str) -> None:
+        """One version of a model serves; the ones before it drain without anybody waiting."""
+        async with self._locks[name]:
+            newest = self._table.serving(name, None)
+            for entry in self._table.versions(name):
+                if newest is not None and entry is not newest and entry.replica is not None:
+                    await self._take_down(entry, f"replaced by version {newest.version}")
+
+    # Finding
+
+    def _visible_replica(self, tenant: Tenant, name: str, version: str) -> Replica:
+        check_model_name(name)
+        number = version_number(version) if version else None
+        entry = self._table.serving(name, number)
+        if entry is not None and entry.replica is not None:
+            if may_see(entry.replica.manifest, tenant):
+                return entry.replica
+            raise UnknownModel(f"no model {name!r}")
+        found = self._find(tenant, name, version)
+        absent = self._table.entry(name, found.version)
+        raise ModelNotReady(f"model {name!r} version {found.version}: {absent.reason}")
+
+    def _find(self, tenant: Tenant, name: str, version: str) -> ModelVersion:
+        """In the repository, as far as this tenant may know. Touches the disk."""
+        try:
+            found = self._repository.find(name, version)
+        except InvalidModel:
+            if tenant.is_admin:
+                raise
+            raise UnknownModel(f"no model {name!r}") from None
+        if not may_see(found.manifest, tenant):
+            raise UnknownModel(f"no model {name!r}")
+        return found
+
+    def _load_ended(self, name: str, task: "asyncio.Task[None]") -> None:
+        del self._loads[name]
+        if not task.cancelled():
+            task.exception()  # asked for here, so that one that nobody awaits is not reported
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="retire a replica")
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+
+def _is_on(entry: VersionEntry, device: str) -> bool:
+    return entry.replica is not None and entry.replica.device == device
+
+
+def _stamp(artifact: Path) -> ArtifactStamp:
+    try:
+        return ArtifactStamp.of(artifact)
+    except OSError as error:
+        raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
+
+
+async def _release(replica: Replica) -> None:
+    await replica.link.unload(replica.key)
+    replica.artifact.close()

@@ -1,0 +1,87 @@
+"""Every limit and choice of the parent's node, with its name, unit, default and reason.
+
+The settings of a device child are in `gpumuxd/settings.py`; these never leave the parent.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpumuxd.node.api import Tenant
+from gpumuxd.settings import DeviceSettings
+from gpumuxd.units import GIB, MIB, NS_PER_MS, NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """How the parent watches one device child."""
+
+    ping_interval_ns: int = 250 * NS_PER_MS
+    """Time between two signs of life; also how fine silence is measured."""
+
+    statistics_interval_ns: int = NS_PER_S
+    """Age that the figures of a device may reach before they are asked for again."""
+
+    silence_ns_max: int = NS_PER_S
+    """A loop that makes no turn for this long is dead, whatever its process says."""
+
+    parent_lag_ns_max: int = 100 * NS_PER_MS
+    """When the parent itself was late by this much, it can't judge the child."""
+
+    start_ns_max: int = 60 * NS_PER_S
+    """Torch is imported in this time, even from the flash of a small board."""
+
+    load_ns_max: int = 300 * NS_PER_S
+    """A model is compiled and profiled in this time; a child that takes longer is stuck."""
+
+    stop_ns_max: int = 5 * NS_PER_S
+    """After `Stop`, what is in flight ends in this time; then the child is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartSettings:
+    """How soon a device child that ended is started again."""
+
+    delay_ns_first: int = 100 * NS_PER_MS
+    delay_ns_max: int = 30 * NS_PER_S
+    factor: int = 2
+    healthy_ns: int = 60 * NS_PER_S
+    """A child that lived this long starts the delays from the first one again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSettings:
+    """Limits of a loader process, which reads what tenants made."""
+
+    read_ns_max: int = 60 * NS_PER_S
+    """Reading and checking an artifact; BERT-base took 0.8 s on two cores."""
+
+    model_bytes_max: int = 4 * GIB
+    """Weights and plan of one model."""
+
+    loaders_max: int = 2
+    """Loader processes at one time; each may hold `model_bytes_max`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSettings:
+    """One tenant, how it shows who it is, and its limits in the parent."""
+
+    tenant: Tenant
+    token_sha256: bytes | None = None
+    requests_in_flight_max: int = 1024
+    bytes_in_flight_max: int = 128 * MIB
+    """Arena bytes of its requests, inputs and outputs. Half of a default arena: one tenant alone
+    can't fill it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """The whole parent below the front door."""
+
+    repository_paths: tuple[Path, ...] = ()
+    devices: tuple[DeviceSettings, ...] = (DeviceSettings(),)
+    tenants: tuple[TenantSettings, ...] = ()
+    startup_models: tuple[str, ...] = ()
+    link: LinkSettings = field(default_factory=LinkSettings)
+    restart: RestartSettings = field(default_factory=RestartSettings)
+    loader: LoaderSettings = field(default_factory=LoaderSettings)

@@ -1,0 +1,72 @@
+"""Is a spec that a loader sent one that requests can be validated against?
+
+A loader works on what tenants made and could be turned by it, so its answer is foreign data like
+a request is. After this check, `ModelSpec.bind` and the output shapes evaluate for every binding
+of the symbols within their ranges that the probes stand for; it must not know who sent it.
+"""
+
+from gpumuxd.errors import InvalidModel
+from gpumuxd.models.spec import ITEM_BYTES, ModelSpec, TensorSpec, evaluate_shape, tensor_bytes
+
+TENSORS_MAX = 256
+RANK_MAX = 16
+NAME_CHARS_MAX = 256
+TENSOR_BYTES_MAX = 1 << 40
+
+
+def check_spec(spec: ModelSpec) -> None:
+    """Raises InvalidModel saying what is wrong."""
+    tensors = (*spec.inputs, *spec.outputs)
+    if not spec.outputs or len(tensors) > TENSORS_MAX:
+        raise InvalidModel(f"expected 1 to {TENSORS_MAX} inputs and outputs, got {len(tensors)}")
+    for side in (spec.inputs, spec.outputs):
+        names = [tensor.name for tensor in side]
+        if len(set(names)) != len(names):
+            raise InvalidModel(f"two tensors of one name among {names}")
+    for tensor in tensors:
+        _check_tensor(tensor)
+    for symbol in spec.symbols:
+        if not 0 <= symbol.minimum <= symbol.maximum <= 2**31:
+            raise InvalidModel(f"dimension {symbol.name!r}: no range in {symbol!r}")
+    names = [symbol.name for symbol in spec.symbols]
+    if len(set(names)) != len(names):
+        raise InvalidModel(f"two dynamic dimensions of one name among {names}")
+    if spec.batch_symbol is not None and spec.batch_symbol not in names:
+        raise InvalidModel(f"batch dimension {spec.batch_symbol!r} is not among {names}")
+    _check_bound(spec)
+    for bindings in (
+        {symbol.name: symbol.minimum for symbol in spec.symbols},
+        {symbol.name: symbol.maximum for symbol in spec.symbols},
+    ):
+        for tensor in tensors:
+            _check_sizes(tensor, bindings)
+
+
+def _check_tensor(tensor: TensorSpec) -> None:
+    if tensor.datatype not in ITEM_BYTES:
+        raise InvalidModel(f"tensor {tensor.name!r}: datatype {tensor.datatype!r} is not served")
+    if not 0 < len(tensor.name) <= NAME_CHARS_MAX:
+        raise InvalidModel(f"a tensor name of {len(tensor.name)} characters")
+    if len(tensor.shape) > RANK_MAX:
+        raise InvalidModel(f"tensor {tensor.name!r}: over {RANK_MAX} dimensions")
+
+
+def _check_bound(spec: ModelSpec) -> None:
+    """Every symbol must be a size of some input by itself, else no request says its value."""
+    direct = {
+        size[0]
+        for tensor in spec.inputs
+        for size in tensor.shape
+        if isinstance(size, tuple) and len(size) == 1
+    }
+    for symbol in spec.symbols:
+        if symbol.name not in direct:
+            raise InvalidModel(f"no input has dimension {symbol.name!r} by itself")
+
+
+def _check_sizes(tensor: TensorSpec, bindings: dict[str, int]) -> None:
+    shape = evaluate_shape(tensor.shape, bindings)
+    if any(size < 0 for size in shape):
+        raise InvalidModel(f"tensor {tensor.name!r}: shape {list(shape)} for {bindings}")
+    if tensor_bytes(tensor.datatype, shape) > TENSOR_BYTES_MAX:
+        raise InvalidModel(f"tensor {tensor.name!r}: over {TENSOR_BYTES_MAX} bytes at {bindings}")

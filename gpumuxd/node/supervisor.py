@@ -1,0 +1,144 @@
+"""Keeps one device child alive: start, wait for its end, wait a little, start again.
+
+It must not know models or requests: who has something on the device is told when it was lost and
+when it is back. Each life has its own link and its own arena, so nothing of a dead child can be
+touched by its successor.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from gpumuxd.clock import Clock
+from gpumuxd.errors import DeviceLost
+from gpumuxd.node.api import DeviceView
+from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.settings import RestartSettings
+from gpumuxd.node.watch import Backoff
+from gpumuxd.settings import DeviceSettings
+from gpumuxd.units import NS_PER_S
+from gpumuxd.wire.frames import Started
+
+_log = structlog.get_logger()
+
+
+class DeviceSupervisor:
+    """One configured device. `state` is starting, ready, lost or stopped."""
+
+    def __init__(
+        self,
+        settings: DeviceSettings,
+        restart: RestartSettings,
+        clock: Clock,
+        make_link: Callable[[DeviceSettings], DeviceLink],
+        on_started: Callable[[DeviceLink], Awaitable[None]],
+        on_changed: Callable[["DeviceSupervisor"], None],
+    ) -> None:
+        """`on_started` puts back what the device served; `on_changed` hears of each state."""
+        self.settings = settings
+        self.state = "starting"
+        self.restarts = 0
+        self.lost_reason = ""
+        self._clock = clock
+        self._backoff = Backoff(restart)
+        self._make_link = make_link
+        self._on_started = on_started
+        self._on_changed = on_changed
+        self._link: DeviceLink | None = None
+        self._started: Started | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._first_start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def link(self) -> DeviceLink | None:
+        """The link of a child that is up, also while its models are loaded again."""
+        link = self._link
+        return link if link is not None and link.is_alive and self._started else None
+
+    async def start(self) -> None:
+        """Returns when the device is up for the first time. Raises DeviceLost if its first child
+        ends before: a device that can't start at all is for people to look at."""
+        name = f"supervise {self.settings.device}"
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
+        await asyncio.wait([self._task, self._first_start], return_when=asyncio.FIRST_COMPLETED)
+        if not self._first_start.done():
+            self._task.result()  # raises what ended it
+        self._first_start.result()
+
+    async def stop(self) -> None:
+        """Let the child finish and end. Nothing is started again."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._link is not None:
+            await self._link.stop()
+        self._change("stopped")
+
+    def kill(self) -> None:
+        """End the child now; it is not started again when `stop` was called."""
+        if self._link is not None:
+            self._link.kill("the daemon stops now")
+
+    def view(self) -> DeviceView:
+        """The device as an operator sees it."""
+        link, started = self.link, self._started
+        figures = link.statistics if link is not None else None
+        return DeviceView(
+            name=self.settings.device,
+            state=self.state,
+            description=started.description if started is not None else "",
+            pid=link.pid if link is not None else 0,
+            restarts=self.restarts,
+            requests_in_flight=link.requests_in_flight if link is not None else 0,
+            queued=figures.queued if figures is not None else 0,
+            preemptions=figures.preemptions if figures is not None else 0,
+            bound_ns=figures.bound_ns if figures is not None else 0,
+            window=figures.window if figures is not None else 0,
+            memory_bytes=figures.memory_bytes if figures is not None else 0,
+            device_busy_ns=figures.device_busy_ns if figures is not None else 0,
+        )
+
+    async def _run(self) -> None:
+        while True:
+            await self._live_once()
+            delay_ns = self._backoff.delay_ns(self._clock() - self._began_ns)
+            _log.warning(
+                "device_lost",
+                device=self.settings.device,
+                reason=self.lost_reason,
+                restart_in_ms=delay_ns // 1_000_000,
+            )
+            await asyncio.sleep(delay_ns / NS_PER_S)
+            self.restarts += 1
+            self._change("starting")
+
+    async def _live_once(self) -> None:
+        """One child, from start to end."""
+        self._began_ns = self._clock()
+        self._started = None
+        link = self._link = self._make_link(self.settings)
+        try:
+            self._started = await link.wait_started()
+        except DeviceLost as error:
+            if not self._first_start.done():
+                self._first_start.set_exception(error)
+        else:
+            _log.info(
+                "device_up",
+                device=self.settings.device,
+                pid=link.pid,
+                description=self._started.description,
+                after_ms=(self._clock() - self._began_ns) // 1_000_000,
+            )
+            await self._on_started(link)
+            if link.is_alive:
+                self._change("ready")
+            if not self._first_start.done():
+                self._first_start.set_result(None)
+        self.lost_reason = await link.wait_ended()
+        self._change("lost")
+
+    def _change(self, state: str) -> None:
+        self.state = state
+        self._on_changed(self)

@@ -1,0 +1,164 @@
+"""A call against the spec of its model: what is wrong with it, or what exactly will run.
+
+Pure. It must not know devices, memory or tenants. What it returns is sure: every input is there
+once, in the order of the spec, with bytes that match its shape; every output has its size. Each
+message names the input, what was expected and what came, and is short whatever came.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpumuxd.domain import Bucket, PriorityClass
+from gpumuxd.errors import InvalidRequest, PermissionDenied
+from gpumuxd.models.spec import (
+    ModelSpec,
+    TensorSpec,
+    evaluate_shape,
+    format_shape,
+    tensor_bytes,
+)
+from gpumuxd.node.api import InferCall, InputTensor, Tenant
+
+TEXT_SHOWN_MAX = 80
+"""Characters of a foreign text that a message repeats. A gRPC status travels in the trailers,
+where clients accept 8 KiB in all."""
+
+DIMENSION_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTensor:
+    """One tensor of a request that fits: an input with its bytes, or an output yet to come."""
+
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    size_bytes: int
+    data: bytes | memoryview = b""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCall:
+    """A call that can run. `wanted` are positions in `outputs`, in the order asked for."""
+
+    bucket: Bucket
+    rows: int
+    inputs: tuple[CheckedTensor, ...]
+    outputs: tuple[CheckedTensor, ...]
+    wanted: tuple[int, ...]
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(tensor.size_bytes for tensor in self.inputs)
+
+    @property
+    def output_bytes(self) -> int:
+        return sum(tensor.size_bytes for tensor in self.outputs)
+
+
+def check_call(spec: ModelSpec, call: InferCall, rows_max: int | None = None) -> CheckedCall:
+    """Validate a call. Raises InvalidRequest. `rows_max` is the manifest's limit, if it has one."""
+    given = _by_name(spec, call.inputs)
+    for tensor in spec.inputs:
+        _check_tensor(tensor, given[tensor.name])
+    bindings = spec.bind({name: value.shape for name, value in given.items()})
+    rows = spec.rows(bindings)
+    if rows_max is not None and rows > rows_max:
+        raise InvalidRequest(f"expected at most {rows_max} rows in a request, got {rows}")
+    inputs = tuple(_checked_input(tensor, given[tensor.name]) for tensor in spec.inputs)
+    outputs = []
+    for tensor in spec.outputs:
+        shape = evaluate_shape(tensor.shape, bindings)
+        outputs.append(CheckedTensor(tensor, shape, tensor_bytes(tensor.datatype, shape)))
+    wanted = _wanted(spec, call.outputs_wanted)
+    return CheckedCall(spec.bucket(bindings), rows, inputs, tuple(outputs), wanted)
+
+
+def check_priority(tenant: Tenant, priority: int, model_max: PriorityClass) -> PriorityClass:
+    """The class a wire priority asks for. Raises InvalidRequest or PermissionDenied.
+
+    `model_max` is the highest class that the model was loaded for: the bound on preemption is
+    derived from it, so nothing above may be submitted.
+    """
+    if priority < 0:
+        raise InvalidRequest(
+            f"expected a priority of 0 (the tenant's default), 1 (most urgent) or more, "
+            f"got {elide(priority)}"
+        )
+    if priority == 0:
+        return min(PriorityClass.from_wire(tenant.priority_default), model_max)
+    asked = PriorityClass.from_wire(priority)
+    ceiling = min(tenant.priority_max, model_max)
+    if asked > ceiling:
+        raise PermissionDenied(
+            f"priority {priority} ({asked.name}) is above what tenant {tenant.name!r} may ask for "
+            f"with this model: {ceiling.name}"
+        )
+    return asked
+
+
+def elide(value: object) -> str:
+    """A foreign value as a message may show it: quoted, and never long."""
+    text = repr(value)
+    if len(text) <= TEXT_SHOWN_MAX:
+        return text
+    return f"{text[: TEXT_SHOWN_MAX // 2]}... ({len(text)} characters)"
+
+
+def _by_name(spec: ModelSpec, inputs: Sequence[InputTensor]) -> dict[str, InputTensor]:
+    expected = [tensor.name for tensor in spec.inputs]
+    given: dict[str, InputTensor] = {}
+    for tensor in inputs:
+        if tensor.name not in expected:
+            raise InvalidRequest(f"unknown input {elide(tensor.name)}; expected inputs {expected}")
+        if tensor.name in given:
+            raise InvalidRequest(f"input {tensor.name!r} came twice; expected inputs {expected}")
+        given[tensor.name] = tensor
+    missing = [name for name in expected if name not in given]
+    if missing:
+        raise InvalidRequest(f"missing input {missing}; expected inputs {expected}")
+    return given
+
+
+def _check_tensor(expected: TensorSpec, given: InputTensor) -> None:
+    """What can be said before the sizes of the model's symbols are known."""
+    label = f"input {expected.name!r}"
+    if given.datatype != expected.datatype:
+        raise InvalidRequest(
+            f"{label}: expected datatype {expected.datatype}, got {elide(given.datatype)}"
+        )
+    if len(given.shape) != len(expected.shape):
+        raise InvalidRequest(
+            f"{label}: expected {len(expected.shape)} dimensions {format_shape(expected.shape)}, "
+            f"got {len(given.shape)}: {elide(list(given.shape))}"
+        )
+    for size in given.shape:
+        if not 0 <= size <= DIMENSION_MAX:
+            raise InvalidRequest(
+                f"{label}: expected sizes of 0 or more in {format_shape(expected.shape)}, "
+                f"got {elide(size)}"
+            )
+
+
+def _checked_input(expected: TensorSpec, given: InputTensor) -> CheckedTensor:
+    """The bytes of an input whose shape fits."""
+    data = memoryview(given.data)
+    size_bytes = tensor_bytes(expected.datatype, given.shape)
+    if data.nbytes != size_bytes:
+        raise InvalidRequest(
+            f"input {expected.name!r}: expected {size_bytes} bytes for {expected.datatype} "
+            f"{list(given.shape)}, got {data.nbytes}"
+        )
+    if expected.datatype == "BOOL" and bytes(data).translate(None, b"\x00\x01"):
+        # A bool tensor over any other byte is undefined behaviour in the kernels that read it.
+        raise InvalidRequest(f"input {expected.name!r}: expected BOOL bytes of 0 or 1")
+    return CheckedTensor(expected, tuple(given.shape), size_bytes, given.data)
+
+
+def _wanted(spec: ModelSpec, names: Sequence[str]) -> tuple[int, ...]:
+    available = [tensor.name for tensor in spec.outputs]
+    if not names:
+        return tuple(range(len(available)))
+    for name in names:
+        if name not in available:
+            raise InvalidRequest(f"unknown output {elide(name)}; the model has {available}")
+    return tuple(available.index(name) for name in dict.fromkeys(names))

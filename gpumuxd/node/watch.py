@@ -1,0 +1,49 @@
+"""When is a device child dead, and how soon is it started again: two small rules, no clocks.
+
+A child is judged by the turns of its device loop, not by its process being there: a poisoned
+context leaves a process that looks alive for hours. It is judged only while the parent itself is
+on time, since a machine that stood still (a suspend, a debugger, a full CPU) stops both.
+"""
+
+from gpumuxd.node.settings import LinkSettings, RestartSettings
+
+
+class SilenceWatch:
+    """Is this child silent? Asked once per ping."""
+
+    def __init__(self, settings: LinkSettings, now_ns: int) -> None:
+        self._settings = settings
+        self._turns = -1
+        self._heard_ns = now_ns
+
+    def heard_pong(self, turns: int, now_ns: int) -> None:
+        """The loop's count of turns. Progress is a count that grew."""
+        if turns > self._turns:
+            self._turns = turns
+            self._heard_ns = now_ns
+
+    def is_silent(self, now_ns: int, parent_lag_ns: int, may_be_silent: bool) -> bool:
+        """True when the loop stood still for too long.
+
+        `parent_lag_ns` is how late this question is asked, `may_be_silent` that the child is
+        starting or loading. In both cases the time of silence begins anew.
+        """
+        if may_be_silent or parent_lag_ns >= self._settings.parent_lag_ns_max:
+            self._heard_ns = now_ns
+        return now_ns - self._heard_ns >= self._settings.silence_ns_max
+
+
+class Backoff:
+    """Delays between an end and the next start: they grow, unless the child lived well."""
+
+    def __init__(self, settings: RestartSettings) -> None:
+        self._settings = settings
+        self._next_ns = settings.delay_ns_first
+
+    def delay_ns(self, lived_ns: int) -> int:
+        """How long to wait now, after a child that lived this long."""
+        if lived_ns >= self._settings.healthy_ns:
+            self._next_ns = self._settings.delay_ns_first
+        delay = self._next_ns
+        self._next_ns = min(delay * self._settings.factor, self._settings.delay_ns_max)
+        return delay

@@ -1,0 +1,175 @@
+"""What is believed of one program at one shape bucket: the time of each group and of a whole run.
+
+Two estimates, because a sum of percentiles is not a percentile of the sum: slicing asks for a
+windowed p90 per group, feasibility for a windowed p95 of whole runs. It must not know other
+models; what all models have in common (`Drift`) is applied through `rescale`.
+
+A sample is kept as a ratio to the *base*, the profile. A slice that took 1.2 times its base puts
+1.2 on each of its groups, so a sample costs one list assignment however many groups it spans.
+Each run writes one of COLUMNS columns; every RUNS_PER_FOLD runs the columns are folded into
+prefix sums, and choosing a slice is a bisection of those. Both windows start filled with the
+profile, and both percentiles leave out the largest value, so one outlier moves nothing.
+
+Without a profile (`prefix` is empty) each group is launched alone, and the first complete run
+becomes the base.
+
+Invariant: `prefix` is empty or has `group_count + 1` strictly increasing entries from 0.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+SHIFT = 16
+ONE = 1 << SHIFT
+"""Ratios are integers in units of 1/65536."""
+
+COLUMNS = 16
+"""Runs a group's estimate looks back on; the p90 of 16 values is the second largest."""
+
+RUNS = 32
+"""Runs the whole-run estimate looks back on; the p95 of 32 values is the second largest."""
+
+RUNS_PER_FOLD = 4
+"""A fold sorts every group's window, about 1 us each: amortised over this many runs."""
+
+
+class BucketTable:
+    """Estimates of one program at one bucket, in integer nanoseconds."""
+
+    __slots__ = (
+        "_base_prefix",
+        "_column_no",
+        "_column_run",
+        "_column_scale",
+        "_columns",
+        "_first_run",
+        "_run_no",
+        "_runs",
+        "_runs_folded",
+        "_runs_seen",
+        "group_count",
+        "is_measured",
+        "longest_group_ns",
+        "prefix",
+        "run_ns",
+        "typical",
+    )
+
+    def __init__(self, group_count: int) -> None:
+        self.group_count = group_count
+        self.prefix: list[int] = []
+        self.run_ns = 0  # p95 of a whole run, 0 while unknown
+        self.longest_group_ns = 0
+        self.typical = ONE  # median run as a ratio to the base: what `Drift` compares with
+        self.is_measured = False  # has samples of its own, not only a profile or a neighbour's
+        self._base_prefix: list[int] = []
+        self._first_run: list[int] = [0] * group_count
+        self._columns: list[list[int]] = []
+        self._column_scale: list[int] = []
+        self._column_run: list[int] = []
+        self._column_no = 0
+        self._runs: list[int] = []
+        self._run_no: list[int] = []
+        self._runs_seen = 0
+        self._runs_folded = 0
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.prefix)
+
+    def set_base(self, group_ns: Sequence[int], run_ns: int) -> None:
+        """Start from a profile, a scaled neighbour or the first run. Forgets earlier samples."""
+        assert len(group_ns) == self.group_count, "a profile has one time per group"
+        # A group of 0 ns would make a ratio to it undefined.
+        self._base_prefix = [0, *accumulate(max(1, ns) for ns in group_ns)]
+        total_ns = self._base_prefix[-1]
+        run_ratio = (max(1, run_ns) << SHIFT) // total_ns
+        self._columns = [[ONE] * self.group_count for _ in range(COLUMNS)]
+        self._column_scale = [ONE] * COLUMNS
+        self._column_run = [0] * COLUMNS
+        self._runs = [run_ratio] * RUNS
+        self._run_no = [0] * RUNS
+        self._fold()
+
+    def new_column(self, sample_no: int) -> int:
+        """Where the samples of a run that starts now go. `sample_no` dates them for `rescale`."""
+        if not self._columns:
+            return 0
+        self._column_no = (self._column_no + 1) % COLUMNS
+        self._column_run[self._column_no] = sample_no
+        return self._column_no
+
+    def record_slice(self, column: int, first: int, end: int, device_ns: int) -> int:
+        """Spread a slice's time over its groups.
+
+        Returns its ratio to what this program typically takes, ONE if nothing is known.
+        """
+        if not self._base_prefix:
+            assert end == first + 1, "unknown groups are launched one at a time"
+            self._first_run[first] = max(1, device_ns)
+            if all(self._first_run):
+                self.set_base(self._first_run, sum(self._first_run))
+            return ONE
+        self.is_measured = True
+        base_ns = self._base_prefix[end] - self._base_prefix[first]
+        ratio = (device_ns << SHIFT) // base_ns
+        self._columns[column][first:end] = [ratio] * (end - first)
+        if self._column_scale[column] != ONE:  # the column was rescaled before this sample
+            self._materialise(column, keep=(first, end))
+        return (ratio << SHIFT) // self.typical
+
+    def record_run(self, device_ns: int, sample_no: int) -> bool:
+        """Add a whole run: the device time of all its slices. True if estimates moved."""
+        if not self._base_prefix:
+            return False
+        place = self._runs_seen % RUNS
+        self._runs[place] = (device_ns << SHIFT) // self._base_prefix[-1]
+        self._run_no[place] = sample_no
+        self._runs_seen += 1
+        if self._runs_seen - self._runs_folded < RUNS_PER_FOLD:
+            return False
+        self._runs_folded = self._runs_seen
+        self._fold()
+        return True
+
+    def rescale(self, ratio: int, since_sample_no: int) -> None:
+        """All programs got slower or faster by `ratio`: correct what was measured before that.
+
+        A run that was under way at the change is corrected whole; its error fades with its window.
+        """
+        if not self._base_prefix:
+            return
+        for column, sample_no in enumerate(self._column_run):
+            if sample_no < since_sample_no:
+                self._column_scale[column] = (self._column_scale[column] * ratio) >> SHIFT
+        for place, sample_no in enumerate(self._run_no):
+            if sample_no < since_sample_no:
+                self._runs[place] = (self._runs[place] * ratio) >> SHIFT
+        self._fold()
+
+    def _materialise(self, column: int, keep: tuple[int, int]) -> None:
+        scale, values = self._column_scale[column], self._columns[column]
+        first, end = keep
+        fresh = values[first:end]
+        values[:] = [(value * scale) >> SHIFT for value in values]
+        values[first:end] = fresh
+        self._column_scale[column] = ONE
+
+    def _fold(self) -> None:
+        for column, scale in enumerate(self._column_scale):
+            if scale != ONE:
+                self._materialise(column, keep=(0, 0))
+        base = self._base_prefix
+        prefix = [0]
+        total_ns = longest_ns = 0
+        for index, ratios in enumerate(zip(*self._columns, strict=True)):
+            second_largest = sorted(ratios)[-2]
+            group_ns = max(1, ((base[index + 1] - base[index]) * second_largest) >> SHIFT)
+            total_ns += group_ns
+            longest_ns = max(longest_ns, group_ns)
+            prefix.append(total_ns)
+        runs = sorted(self._runs)
+        self.prefix = prefix
+        self.longest_group_ns = longest_ns
+        self.run_ns = max(1, (base[-1] * runs[-2]) >> SHIFT)
+        self.typical = max(1, runs[RUNS // 2])

@@ -1,0 +1,156 @@
+"""A cursor: a position in the kernel groups of a program, and who rides on it.
+
+It knows where it stands and what it holds, never what should happen next. Progress is the
+position: a cursor has no state field. It waits while it holds no frame, it is started once it
+holds one, it is preempted while others move and it does not, it is done when every group passed.
+
+Invariant: `0 <= passed_group <= next_group <= group_count`, and `in_flight` slices cover exactly
+the groups between the first two.
+"""
+
+from gpumuxd.core.bucket_table import BucketTable
+from gpumuxd.core.model import Model
+from gpumuxd.core.tenant import Tenant
+from gpumuxd.domain import Bucket, CursorKind, Outcome, PriorityClass, RunReport, Slice
+
+NEVER_NS = 1 << 62
+"""A deadline later than any, so that keys compare without a special case."""
+
+NO_FRAME = -1
+
+
+class Cursor:
+    """One run of one program. Members is a tuple of one request until requests are batched."""
+
+    __slots__ = (
+        "arrival",
+        "arrived_ns",
+        "bucket",
+        "column",
+        "compute_ns",
+        "cursor_id",
+        "deadline_ns",
+        "ending",
+        "first_started_ns",
+        "frame",
+        "group_count",
+        "in_flight",
+        "interfered",
+        "is_preempted",
+        "is_queued",
+        "kind",
+        "last_end_ns",
+        "last_slice",
+        "members",
+        "model",
+        "model_key",
+        "next_group",
+        "passed_group",
+        "predicted_ns",
+        "preemption_wait_ns",
+        "preemptions",
+        "priority_class",
+        "remaining_ns",
+        "table",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        cursor_id: int,
+        kind: CursorKind,
+        model_key: str,
+        bucket: Bucket,
+        members: tuple[int, ...],
+        tenant: Tenant,
+        priority_class: PriorityClass,
+        arrival: int,
+        arrived_ns: int,
+        deadline_ns: int | None,
+    ) -> None:
+        self.cursor_id = cursor_id
+        self.kind = kind
+        self.model_key = model_key
+        self.bucket = bucket
+        self.members = members
+        self.tenant = tenant
+        self.priority_class = priority_class  # the one it is ordered in, lowered for excess
+        self.arrival = arrival
+        self.arrived_ns = arrived_ns
+        self.deadline_ns = NEVER_NS if deadline_ns is None else deadline_ns
+
+        # Known once it is admitted.
+        self.model: Model | None = None
+        self.table: BucketTable | None = None
+        self.group_count = 0
+        self.predicted_ns = 0  # of the whole run, at arrival
+        self.remaining_ns = 0  # predicted, of the groups not launched yet
+
+        self.frame = NO_FRAME
+        self.column = 0  # where its samples go in the table
+        self.next_group = 0
+        self.passed_group = 0
+        self.in_flight = 0  # slices
+        self.is_queued = False  # counted by its run queue: admitted, alive, groups left
+        self.ending: Outcome | None = None  # its fate, as soon as it is known
+
+        self.compute_ns = 0
+        self.first_started_ns = -1
+        self.last_end_ns = 0
+        self.last_slice: Slice | None = None  # launched last
+        self.interfered = False  # some slice of it ran beside another lane
+        self.is_preempted = False
+        self.preemptions = 0
+        self.preemption_wait_ns = 0
+
+    @property
+    def is_started(self) -> bool:
+        return self.frame != NO_FRAME
+
+    def predicted_rest_ns(self) -> int:
+        """Its share of a whole run for the groups not launched yet: never a sum of percentiles of
+        groups. 0 while unknown."""
+        table = self.table
+        if table is None or not table.prefix:
+            return 0
+        total_ns = table.prefix[-1]
+        return table.run_ns * (total_ns - table.prefix[self.next_group]) // total_ns
+
+    def slice_passed(
+        self, end_group: int, started_ns: int, device_ns: int, *, is_resumption: bool
+    ) -> None:
+        """One slice of it has passed, the first one in flight."""
+        if self.first_started_ns < 0:
+            self.first_started_ns = started_ns
+        if is_resumption:
+            self.preemption_wait_ns += max(0, started_ns - self.last_end_ns)
+        self.last_end_ns = started_ns + device_ns
+        self.compute_ns += device_ns
+        self.passed_group = end_group
+        self.in_flight -= 1
+
+    def preempt(self) -> bool:
+        """Another one goes ahead although this one is started and has groups left. True if that
+        is news: it counts once until it moves again."""
+        if self.is_preempted or not self.is_queued or self.frame == NO_FRAME:
+            return False
+        self.is_preempted = True
+        self.preemptions += 1
+        return True
+
+    def report(self, now_ns: int) -> RunReport:
+        """What happened to it, told when it ends.
+
+        A cursor that ends while preempted stood still until now.
+        """
+        waited_ns = self.preemption_wait_ns
+        if self.is_preempted:
+            waited_ns += max(0, now_ns - self.last_end_ns)
+        first_ns = self.first_started_ns if self.first_started_ns >= 0 else now_ns
+        return RunReport(
+            queue_ns=max(0, first_ns - self.arrived_ns),
+            compute_ns=self.compute_ns,
+            preemptions=self.preemptions,
+            preemption_wait_ns=waited_ns,
+            predicted_ns=self.predicted_ns,
+        )

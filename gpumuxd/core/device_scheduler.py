@@ -1,0 +1,488 @@
+"""The device scheduler: at each sync point and each arrival, which cursor moves next and how far.
+
+    handle(event, now_ns)   records what happened and decides nothing
+    poll(now_ns)            decides on all that is known and returns commands
+    next_wakeup_ns()        when to poll although nothing happens: the next deadline
+    statistics()            a frozen snapshot
+
+It holds what the floors of the policy need and asks them in turn: `admission` and `feasibility`
+for arrivals, `run_queue` for who is next, `slicing` for how far, `launch_queue` for what is in
+flight, `ledger` for frames and bytes, `estimator` for times. It must not know clocks, threads,
+processes or tensors: the same code runs in virtual time, on the CPU device and on CUDA.
+
+Same events in, same commands out. Ties break by arrival number. Preempting is not moving a
+cursor, so there is no code for it here but the counting.
+
+Invariants: every RequestArrived gets exactly one Finish, an admitted one exactly one Admit before
+it; a Finish is given only when nothing of its cursor is in flight; a cursor that held a frame
+gets one Retire after its Finish; a draining model gets one Release after its last Finish.
+
+Decisions where the plan is silent. A slice that ended before the deadline completes its request
+even if we heard of it later. A failure outranks a cancellation or a missed deadline, since it says
+something about the model. What was over before the device was lost keeps its fate. A second
+ModelDraining, or one for an unknown model, changes nothing. Requests of a class above their
+model's `class_max` raise it, so that the bounds stay true.
+"""
+
+from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
+from gpumuxd.core import admission, eligibility, feasibility, slicing
+from gpumuxd.core.bucket_table import ONE
+from gpumuxd.core.cursor import NO_FRAME, Cursor
+from gpumuxd.core.deadlines import Deadlines
+from gpumuxd.core.eligibility import Blocked
+from gpumuxd.core.estimator import Estimator
+from gpumuxd.core.lanes import Lanes, LaneState
+from gpumuxd.core.launch_queue import Flight
+from gpumuxd.core.ledger import Ledger
+from gpumuxd.core.model import Model
+from gpumuxd.core.snapshot import Counters, snapshot
+from gpumuxd.core.statistics import DeviceStatistics
+from gpumuxd.core.tenant import Tenant
+from gpumuxd.domain import COMPLETED, Outcome, OutcomeKind, PriorityClass, Slice
+from gpumuxd.events import (
+    DeviceLost,
+    Event,
+    ModelDraining,
+    ModelReady,
+    PartitionChanged,
+    RequestArrived,
+    RequestCancelled,
+    SliceFailed,
+    SyncPointReached,
+    TenantChanged,
+)
+from gpumuxd.settings import Order, SchedulerSettings
+
+
+class DeviceScheduler:
+    """Schedules one partition of a device. Owned by one thread: the device loop's."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        self._lanes = Lanes(settings)
+        self._ledger = Ledger(
+            settings.memory_bytes_max, settings.frames_max, settings.frames_reserved
+        )
+        self._estimator = Estimator()
+        self._deadlines = Deadlines()
+        self._counters = Counters()
+        self._bounds = slicing.bounds_of((), settings, settings.round_trip_ns)
+        self._bounds_are_stale = False
+
+        self._models: dict[str, Model] = {}
+        self._tenants: dict[str, Tenant] = {}
+        self._cursors: dict[int, Cursor] = {}  # by request id, until its Finish
+        self._flights: dict[int, Flight] = {}  # by slice id
+        self._arrivals: list[Cursor] = []  # not decided yet
+        self._ended: list[Cursor] = []  # fate known, nothing in flight, not finished yet
+        self._draining: list[Model] = []
+        self._live = 0  # admitted and not finished
+        self._weights_grew = False
+        self._lost: Outcome | None = None
+        self._arrival = 0
+        self._model_no = 0
+        self._slice_id = 0
+
+    # What happened
+
+    def handle(self, event: Event, now_ns: int) -> None:
+        """Record an event. Call `poll` after a batch of them."""
+        match event:
+            case SyncPointReached():
+                self._slice_passed(event, now_ns)
+            case RequestArrived():
+                self._request_arrived(event)
+            case RequestCancelled():
+                cursor = self._cursors.get(event.request_id)
+                if cursor is not None and cursor.ending is None:
+                    self._stop(cursor, Outcome(OutcomeKind.CANCELLED))
+            case SliceFailed():
+                self._slice_failed(event, now_ns)
+            case ModelReady():
+                self._model_ready(event)
+            case ModelDraining():
+                model = self._models.get(event.model)
+                if model is not None and not model.is_draining:
+                    model.is_draining = True
+                    self._draining.append(model)
+            case TenantChanged():
+                self._tenant(event.tenant).change(
+                    event.weight, event.realtime_per_s, event.realtime_burst, now_ns
+                )
+            case PartitionChanged():
+                self._partition_changed(event)
+            case DeviceLost():
+                self._device_lost(event)
+            case _:
+                raise AssertionError(f"not an event: {event!r}")
+
+    def _request_arrived(self, event: RequestArrived) -> None:
+        assert event.request_id not in self._cursors, f"request {event.request_id} arrived twice"
+        self._arrival += 1
+        cursor = Cursor(
+            cursor_id=self._arrival,
+            kind=event.kind,
+            model_key=event.model,
+            bucket=event.bucket,
+            members=(event.request_id,),
+            tenant=self._tenant(event.tenant),
+            priority_class=event.priority_class,
+            arrival=self._arrival,
+            arrived_ns=event.arrived_ns,
+            deadline_ns=event.deadline_ns,
+        )
+        self._cursors[event.request_id] = cursor
+        self._arrivals.append(cursor)
+
+    def _slice_passed(self, event: SyncPointReached, now_ns: int) -> None:
+        flight = self._flights.pop(event.slice_id, None)
+        if flight is None:
+            assert self._lost is not None, f"slice {event.slice_id} is not in flight"
+            return
+        cursor, work = flight.cursor, flight.slice
+        flight.queue.passed(flight, event.started_ns, event.device_ns, now_ns)
+        cursor.slice_passed(
+            work.end_group, event.started_ns, event.device_ns, is_resumption=flight.is_resumption
+        )
+        self._learn(flight, event)
+        run_queue = self._lanes.of(cursor).run_queue
+        run_queue.correct(cursor, event.device_ns - work.predicted_ns)
+        if cursor.passed_group == cursor.group_count:
+            self._run_passed(cursor)
+        elif cursor.ending is not None and cursor.in_flight == 0:
+            self._ended.append(cursor)
+
+    def _run_passed(self, cursor: Cursor) -> None:
+        model, table = cursor.model, cursor.table
+        assert model is not None
+        assert table is not None
+        if not cursor.interfered and table.record_run(cursor.compute_ns, self._estimator.sample_no):
+            self._bounds_are_stale = True
+        if cursor.last_end_ns > cursor.deadline_ns:
+            cursor.ending = _missed(cursor)
+        elif cursor.ending is None or cursor.ending.kind is OutcomeKind.DEADLINE_MISSED:
+            cursor.ending = COMPLETED
+        self._ended.append(cursor)
+
+    def _learn(self, flight: Flight, event: SyncPointReached) -> None:
+        cursor, work = flight.cursor, flight.slice
+        model, table = cursor.model, cursor.table
+        assert model is not None
+        assert table is not None
+        has_others = len(self._lanes.in_order) > 1
+        if has_others and table.is_known and self._lanes.overlapped(flight, event.started_ns):
+            cursor.interfered = True
+            self._estimator.record_interference(work.predicted_ns, event.device_ns)
+            return
+        self._bounds_are_stale |= self._estimator.record_slice(
+            model.number, table, cursor.column, work.first_group, work.end_group, event.device_ns
+        )
+
+    def _slice_failed(self, event: SliceFailed, now_ns: int) -> None:
+        flight = self._flights.pop(event.slice_id, None)
+        if flight is None:
+            assert self._lost is not None, f"slice {event.slice_id} is not in flight"
+            return
+        cursor = flight.cursor
+        flight.queue.failed(flight, now_ns)
+        cursor.in_flight -= 1
+        if cursor.ending is None or cursor.ending.kind is not OutcomeKind.MODEL_FAULTED:
+            self._stop(cursor, Outcome(OutcomeKind.MODEL_FAULTED, event.reason))
+        elif cursor.in_flight == 0:
+            self._ended.append(cursor)
+
+    def _model_ready(self, event: ModelReady) -> None:
+        assert event.model not in self._models, f"model key {event.model!r} is in use"
+        self._model_no += 1
+        model = Model(
+            key=event.model,
+            number=self._model_no,
+            estimates=self._estimator.add(self._model_no, event.profile),
+            class_max=event.class_max,
+            slo_ns=event.slo_ns,
+            weights_bytes=event.weights_bytes,
+            frame_bytes=event.frame_bytes,
+        )
+        self._models[event.model] = model
+        self._ledger.book_weights(model)
+        self._weights_grew = True
+        self._bounds_are_stale = True
+
+    def _partition_changed(self, event: PartitionChanged) -> None:
+        queued = [cursor for cursor in self._cursors.values() if cursor.is_queued]
+        for cursor in queued:
+            self._lanes.of(cursor).drop(cursor)
+        self._lanes.change(event.partition, event.lanes)
+        for cursor in queued:
+            self._lanes.of(cursor).add(cursor)
+
+    def _device_lost(self, event: DeviceLost) -> None:
+        """Nothing will report again: what is not over yet ends now."""
+        self._lost = Outcome(OutcomeKind.DEVICE_LOST, event.reason)
+        for flight in self._flights.values():
+            flight.queue.clear()
+        self._flights.clear()
+        for cursor in self._cursors.values():
+            if cursor.model is not None and (cursor.ending is None or cursor.in_flight):
+                cursor.in_flight = 0
+                self._stop(cursor, self._lost)
+
+    def _stop(self, cursor: Cursor, outcome: Outcome) -> None:
+        """Its fate is known: it moves no further and ends when nothing of it is in flight."""
+        cursor.ending = outcome
+        if cursor.model is None:
+            return  # not decided yet: `poll` will find its ending
+        self._lanes.of(cursor).drop(cursor)
+        if cursor.in_flight == 0:
+            self._ended.append(cursor)
+
+    def _tenant(self, name: str) -> Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = Tenant(name)
+        return tenant
+
+    # What is done about it
+
+    def poll(self, now_ns: int) -> list[Command]:
+        """Decide on all that is known. Commands are in the order they must be carried out."""
+        commands: list[Command] = []
+        while (expired := self._deadlines.pop_expired(now_ns)) is not None:
+            self._stop(expired, _missed(expired))
+        if self._weights_grew:
+            self._stop_what_never_fits()
+        for cursor in self._ended:
+            self._finish(cursor, now_ns, commands)
+        self._ended.clear()
+        for cursor in self._arrivals:
+            self._decide_arrival(cursor, now_ns, commands)
+        self._arrivals.clear()
+        self._release_drained(commands)
+        if self._lost is None:
+            self._launch(now_ns, commands)
+        return commands
+
+    def next_wakeup_ns(self) -> int | None:
+        """When to poll at the latest. None: only when something happens."""
+        return self._deadlines.next_ns()
+
+    def _decide_arrival(self, cursor: Cursor, now_ns: int, commands: list[Command]) -> None:
+        model = self._models.get(cursor.model_key)
+        outcome = cursor.ending or self._lost
+        if outcome is None:
+            outcome = admission.why_no_place(
+                cursor, model, self._live, self._settings.queue_requests_max, self._ledger
+            )
+        if outcome is None:
+            assert model is not None
+            outcome = self._consider(cursor, model, now_ns, commands)
+        if outcome is not None:
+            cursor.ending = outcome
+            self._counters.refused += outcome.kind is not OutcomeKind.CANCELLED
+            self._tell(cursor, now_ns, commands)
+
+    def _consider(
+        self, cursor: Cursor, model: Model, now_ns: int, commands: list[Command]
+    ) -> Outcome | None:
+        """Admit an arrival if its deadline can be met; else say why not."""
+        is_realtime = cursor.priority_class is PriorityClass.REALTIME
+        if is_realtime and not cursor.tenant.is_within_rate(now_ns):
+            cursor.priority_class = PriorityClass.STANDARD
+        table = model.estimates.table(cursor.bucket)
+        cursor.predicted_ns = cursor.remaining_ns = table.run_ns
+        lane = self._lanes.of(cursor)
+        ahead = self._ahead(lane, now_ns)
+        finish_ns = feasibility.predicted_finish_ns(cursor, ahead, now_ns)
+        outcome = admission.why_too_late(cursor, ahead, now_ns, finish_ns)
+        if outcome is not None:
+            return outcome
+        if is_realtime and cursor.priority_class is PriorityClass.REALTIME:
+            cursor.tenant.take()
+        if cursor.priority_class > model.class_max:
+            model.class_max = cursor.priority_class
+            self._bounds_are_stale = True
+        cursor.model, cursor.table, cursor.group_count = model, table, model.group_count
+        model.live += 1
+        self._live += 1
+        self._deadlines.add(cursor)
+        lane.add(cursor)
+        commands.append(Admit(cursor.members[0], finish_ns if cursor.predicted_ns else 0))
+        return None
+
+    def _ahead(self, lane: LaneState, now_ns: int) -> feasibility.Ahead:
+        others = (each.launch_queue.flights for each in self._lanes.in_order if each is not lane)
+        return feasibility.Ahead(
+            residual_ns=lane.launch_queue.residual_ns(now_ns),
+            backlog_ns=lane.run_queue.backlog_ns,
+            realtime=lane.realtime,
+            interference=self._estimator.interference if any(others) else ONE,
+            is_fifo=self._settings.order is Order.FIFO,
+        )
+
+    def _finish(self, cursor: Cursor, now_ns: int, commands: list[Command]) -> None:
+        """End an admitted cursor: nothing of it is in flight."""
+        model, ending = cursor.model, cursor.ending
+        assert model is not None
+        assert ending is not None
+        assert cursor.in_flight == 0, "its memory is still in use"
+        self._tell(cursor, now_ns, commands)
+        if cursor.frame != NO_FRAME:
+            commands.append(Retire(cursor.cursor_id, model.key, cursor.frame))
+            self._ledger.return_frame(model, cursor.frame)
+            cursor.frame = NO_FRAME
+            model.started -= 1
+            self._unblock()
+        model.live -= 1
+        self._live -= 1
+        model.completed += ending.kind is OutcomeKind.COMPLETED
+        model.failed += ending.kind is OutcomeKind.MODEL_FAULTED
+        self._counters.deadline_missed += ending.kind is OutcomeKind.DEADLINE_MISSED
+        self._deadlines.trim(self._live)
+
+    def _tell(self, cursor: Cursor, now_ns: int, commands: list[Command]) -> None:
+        assert cursor.ending is not None
+        report = cursor.report(now_ns)
+        for request_id in cursor.members:
+            commands.append(Finish(request_id, cursor.ending, report))
+            del self._cursors[request_id]
+
+    def _release_drained(self, commands: list[Command]) -> None:
+        if not self._draining:
+            return
+        for model in [each for each in self._draining if each.live == 0]:
+            self._draining.remove(model)
+            del self._models[model.key]
+            self._estimator.remove(model.number)
+            self._ledger.return_weights(model)
+            self._bounds_are_stale = True
+            commands.append(Release(model.key))
+            self._unblock()
+
+    def _stop_what_never_fits(self) -> None:
+        """Weights that came later may leave no room for the frames of queued requests."""
+        self._weights_grew = False
+        for cursor in self._cursors.values():
+            if cursor.model is None or cursor.is_started or cursor.ending is not None:
+                continue
+            reason = self._ledger.why_never(cursor.model)
+            if reason:
+                self._stop(cursor, Outcome(OutcomeKind.OUT_OF_DEVICE_MEMORY, reason))
+
+    def _unblock(self) -> None:
+        """Memory was given back: models that were passed over may start again."""
+        blocked = [each for each in self._models.values() if each.is_blocked]
+        for model in blocked:
+            model.is_blocked = not self._ledger.fits(model)
+        if blocked:
+            for lane in self._lanes.in_order:
+                lane.run_queue.unblock()
+
+    def _launch(self, now_ns: int, commands: list[Command]) -> None:
+        if self._bounds_are_stale:
+            self._bounds_are_stale = False
+            round_trip_ns = self._lanes.compute.launch_queue.round_trip_ns
+            self._bounds = slicing.bounds_of(self._models.values(), self._settings, round_trip_ns)
+        for lane in self._lanes.in_order:
+            if not lane.run_queue.live:
+                continue
+            blocked = self._why_held(lane)
+            while blocked is None:
+                blocked = self._launch_next(lane, now_ns, commands)
+            self._counters.blocked[blocked] += 1
+
+    def _why_held(self, lane: LaneState) -> Blocked | None:
+        """Lower work does not start beside REALTIME work that runs or could run."""
+        high = self._lanes.high
+        if high is None or lane is not self._lanes.compute:
+            return None
+        if not high.launch_queue.flights and high.run_queue.select(self._ledger) is None:
+            return None
+        last = lane.launch_queue.last_cursor
+        if last is not None:
+            self._counters.preemptions += last.preempt()
+        return Blocked.HELD_FOR_REALTIME
+
+    def _launch_next(self, lane: LaneState, now_ns: int, commands: list[Command]) -> Blocked | None:
+        """Launch one slice on this lane, or say what is in the way."""
+        queue = lane.launch_queue
+        if queue.is_full:
+            return Blocked.WINDOW_FULL
+        cursor = lane.run_queue.select(self._ledger)
+        if cursor is None:
+            return Blocked.NO_FRAME if lane.run_queue.live else Blocked.NOTHING_LEFT
+        choice = slicing.choose(cursor, queue, self._bounds, self._settings)
+        if isinstance(choice, Blocked):
+            return choice
+        if cursor.frame == NO_FRAME:
+            self._start(cursor, lane)
+        last = queue.last_cursor
+        if last is not cursor and last is not None:
+            self._counters.preemptions += last.preempt()
+        end_group, predicted_ns = choice
+        work = self._slice(cursor, lane, end_group, predicted_ns)
+        flight = queue.launch(work, cursor, now_ns, is_resumption=cursor.is_preempted)
+        self._flights[work.slice_id] = flight
+        cursor.is_preempted = False
+        cursor.in_flight += 1
+        cursor.next_group = end_group
+        cursor.last_slice = work
+        lane.launched(cursor, predicted_ns)
+        self._counters.slices_launched += 1
+        self._counters.groups_launched += end_group - work.first_group
+        commands.append(Launch(work))
+        return None
+
+    def _start(self, cursor: Cursor, lane: LaneState) -> None:
+        model, table = cursor.model, cursor.table
+        assert model is not None
+        assert table is not None
+        cursor.frame = self._ledger.take_frame(model)
+        cursor.column = table.new_column(self._estimator.sample_no)
+        model.started += 1
+        lane.run_queue.start(cursor)
+
+    def _slice(self, cursor: Cursor, lane: LaneState, end_group: int, predicted_ns: int) -> Slice:
+        self._slice_id += 1
+        last = cursor.last_slice
+        moved = cursor.in_flight and last is not None and last.lane != lane.launch_queue.lane
+        return Slice(
+            slice_id=self._slice_id,
+            cursor_id=cursor.cursor_id,
+            model=cursor.model_key,
+            bucket=cursor.bucket,
+            members=cursor.members,
+            frame=cursor.frame,
+            first_group=cursor.next_group,
+            end_group=end_group,
+            lane=lane.launch_queue.lane,
+            after=(last.slice_id,) if last is not None and moved else (),
+            predicted_ns=predicted_ns,
+        )
+
+    # What can be seen
+
+    def statistics(self) -> DeviceStatistics:
+        """A frozen snapshot."""
+        return snapshot(
+            self._models.values(),
+            self._lanes,
+            self._ledger,
+            self._bounds,
+            self._estimator,
+            self._counters,
+            in_flight=len(self._flights),
+            admitted=self._live,
+        )
+
+    def why_waiting(self, request_id: int) -> str:
+        """For people: why this request does not move now, empty if it is not waiting."""
+        cursor = self._cursors.get(request_id)
+        if cursor is None or not cursor.is_queued:
+            return ""
+        lane = self._lanes.of(cursor)
+        return eligibility.explain(cursor, lane.launch_queue, self._ledger)
+
+
+def _missed(cursor: Cursor) -> Outcome:
+    where = "while it ran" if cursor.is_started else "in the queue"
+    return Outcome(OutcomeKind.DEADLINE_MISSED, f"the deadline passed {where}")

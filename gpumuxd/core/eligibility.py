@@ -1,0 +1,60 @@
+"""Why something is not launched now, as a value to count and a sentence to read.
+
+It decides nothing: whoever refuses names the reason here, so that there is one list of them and
+one way to say each. Two kinds: a cursor may not be eligible (first part), or a lane takes nothing
+now, whoever is next (second part).
+"""
+
+import enum
+
+from gpumuxd.core.cursor import Cursor
+from gpumuxd.core.launch_queue import LaunchQueue
+from gpumuxd.core.ledger import Ledger
+from gpumuxd.units import mib_from_bytes, ms_from_ns
+
+
+class Blocked(enum.StrEnum):
+    """What keeps work from being launched."""
+
+    NO_FRAME = "no_frame"
+    NO_MEMORY = "no_memory"
+
+    NOTHING_LEFT = "nothing_left"
+    WINDOW_FULL = "window_full"
+    OVER_BOUND = "over_bound"
+    UNKNOWN_ESTIMATE = "unknown_estimate"
+    HELD_FOR_REALTIME = "held_for_realtime"
+
+
+def why_not_started(cursor: Cursor, ledger: Ledger) -> tuple[Blocked, str] | None:
+    """Why a waiting cursor may not take a frame; None if it may, or holds one already."""
+    if cursor.is_started:
+        return None
+    assert cursor.model is not None
+    name = cursor.priority_class.name
+    if not ledger.has_frame(cursor.priority_class):
+        return Blocked.NO_FRAME, (
+            f"no frame: {ledger.frames_held} of {ledger.frames_max} are held "
+            f"and {name} may use {ledger.frame_limit(cursor.priority_class)}"
+        )
+    if not ledger.fits(cursor.model):
+        return Blocked.NO_MEMORY, (
+            f"no memory for a frame of {mib_from_bytes(cursor.model.frame_bytes):.1f} MiB: "
+            f"{mib_from_bytes(ledger.bytes_used):.1f} of "
+            f"{mib_from_bytes(ledger.bytes_max):.1f} MiB are used"
+        )
+    return None
+
+
+def explain(cursor: Cursor, queue: LaunchQueue, ledger: Ledger) -> str:
+    """Why a queued cursor does not move now, for people."""
+    own = why_not_started(cursor, ledger)
+    if own is not None:
+        return own[1]
+    lane = f"lane {queue.lane.partition}/{queue.lane.kind.value}"
+    in_flight = f"{len(queue.flights)} slices, {ms_from_ns(sum(queue.predicted_ns)):.3f} ms"
+    if queue.is_full:
+        return f"{lane}: in flight are {in_flight}; its window of {queue.window} is full"
+    if queue.unknown or (queue.flights and cursor.predicted_ns == 0):
+        return f"{lane}: work that was not measured yet runs one group at a time"
+    return f"{lane}: in flight are {in_flight}; others go first, or the bound leaves no room"

@@ -1,0 +1,182 @@
+"""Predictions for all models, and what their samples have in common.
+
+    Estimator    samples in, one per passed slice and per whole run
+    Estimates    the bucket tables of one model; an unseen bucket borrows from its nearest
+    Drift        a steady ratio over all models (a clock or power change) rescales all at once
+
+It must not know queues or deadlines. Integers only. A sample taken while another lane was active
+says how lanes disturb each other, not how long the program takes: it updates `interference`
+alone.
+"""
+
+from math import prod
+
+from gpumuxd.core.bucket_table import ONE, SHIFT, BucketTable
+from gpumuxd.domain import Bucket
+from gpumuxd.events import ModelProfile
+
+BUCKETS_MAX = 64
+"""Tables kept per model. Further buckets are predicted from their nearest and not learnt."""
+
+DRIFT_SAMPLES = 16
+"""Slices in a row that must deviate to one side. Fewer than a table's median needs to follow, or
+a change would be counted twice: once by each table and once by the common ratio."""
+
+DRIFT_SAMPLES_PER_MODEL = 3
+"""A model with fewer samples among them has no say."""
+
+DRIFT_MIN = ONE // 8
+"""Smaller deviations are left to the tables."""
+
+DRIFT_SPREAD_SHIFT = 3
+"""A ratio is common when the medians of all models lie within 1/8 of the middle one."""
+
+
+class Estimates:
+    """What is believed of one model, bucket by bucket."""
+
+    __slots__ = ("_tables", "group_count")
+
+    def __init__(self, profile: ModelProfile) -> None:
+        assert profile.group_count >= 1, "a program has at least one group"
+        self.group_count = profile.group_count
+        self._tables: dict[Bucket, BucketTable] = {}
+        for bucket, group_ns in profile.group_ns.items():
+            table = BucketTable(self.group_count)
+            table.set_base(group_ns, profile.run_ns.get(bucket, sum(group_ns)))
+            self._tables[bucket] = table
+
+    def table(self, bucket: Bucket) -> BucketTable:
+        """The table of a bucket, borrowed from its nearest or unknown if it was never seen."""
+        table = self._tables.get(bucket)
+        if table is not None and table.is_known:
+            return table
+        near = self._nearest(bucket)
+        if table is None:
+            table = BucketTable(self.group_count)
+            if len(self._tables) < BUCKETS_MAX:
+                self._tables[bucket] = table
+        if near is not None:
+            _borrow(table, bucket, self._tables[near], near)
+        return table
+
+    def tables(self) -> list[tuple[Bucket, BucketTable]]:
+        """Every table, in the order in which the buckets were seen."""
+        return list(self._tables.items())
+
+    def _nearest(self, bucket: Bucket) -> Bucket | None:
+        """The known bucket whose product of sizes has the smallest ratio to this one's.
+
+        Ties go to the larger bucket, which errs on the side of predicting more.
+        """
+        size = max(1, prod(bucket))
+        known = [other for other, table in self._tables.items() if table.is_known]
+
+        def distance(other: Bucket) -> tuple[int, int, Bucket]:
+            other_size = max(1, prod(other))
+            ratio = (max(size, other_size) << SHIFT) // min(size, other_size)
+            return ratio, -other_size, other
+
+        return min(known, key=distance, default=None)
+
+
+def _borrow(table: BucketTable, bucket: Bucket, near: BucketTable, near_bucket: Bucket) -> None:
+    size, near_size = max(1, prod(bucket)), max(1, prod(near_bucket))
+    group_ns = [
+        (near.prefix[index + 1] - near.prefix[index]) * size // near_size
+        for index in range(near.group_count)
+    ]
+    table.set_base(group_ns, near.run_ns * size // near_size)
+
+
+class Drift:
+    """Watches the ratio of actual to typical time over all models, slice by slice."""
+
+    __slots__ = ("_samples",)
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[int, int]] = []  # (model number, ratio), all on one side of ONE
+
+    def record(self, model_no: int, ratio: int) -> int:
+        """The common ratio once DRIFT_SAMPLES in a row show a steady one, else ONE."""
+        samples = self._samples
+        if abs(ratio - ONE) <= DRIFT_MIN or (samples and (samples[0][1] > ONE) != (ratio > ONE)):
+            samples.clear()
+            return ONE
+        samples.append((model_no, ratio))
+        if len(samples) < DRIFT_SAMPLES:
+            return ONE
+        common = _common_ratio(samples)
+        samples.clear()
+        return common
+
+
+def _common_ratio(samples: list[tuple[int, int]]) -> int:
+    """The ratio that several models agree on, ONE if they don't or there is only one.
+
+    What only one model shows is its own change and is left to its table.
+    """
+    per_model: dict[int, list[int]] = {}
+    for model_no, ratio in samples:
+        per_model.setdefault(model_no, []).append(ratio)
+    medians = [
+        sorted(ratios)[len(ratios) // 2]
+        for ratios in per_model.values()
+        if len(ratios) >= DRIFT_SAMPLES_PER_MODEL
+    ]
+    if len(medians) < 2:
+        return ONE
+    common = sorted(medians)[len(medians) // 2]
+    spread = common >> DRIFT_SPREAD_SHIFT
+    is_steady = all(abs(median - common) <= spread for median in medians)
+    return common if is_steady else ONE
+
+
+class Estimator:
+    """Takes every sample and sends it where it belongs."""
+
+    __slots__ = ("_drift", "_models", "interference", "rescales", "sample_no")
+
+    def __init__(self) -> None:
+        self._drift = Drift()
+        self._models: dict[int, Estimates] = {}
+        self.interference = ONE  # how much longer a slice takes beside an active lane
+        self.rescales = 0
+        self.sample_no = 0
+
+    def add(self, model_no: int, profile: ModelProfile) -> Estimates:
+        estimates = Estimates(profile)
+        self._models[model_no] = estimates
+        return estimates
+
+    def remove(self, model_no: int) -> None:
+        del self._models[model_no]
+
+    def record_slice(
+        self, model_no: int, table: BucketTable, column: int, first: int, end: int, device_ns: int
+    ) -> bool:
+        """A slice that ran alone on the device. True if it made all estimates move."""
+        self.sample_no += 1
+        ratio = table.record_slice(column, first, end, device_ns)
+        common = self._drift.record(model_no, ratio)
+        if common == ONE:
+            return False
+        self._rescale(common)
+        return True
+
+    def record_interference(self, predicted_ns: int, device_ns: int) -> None:
+        """A slice that ran beside another lane. The average moves 1/8 of the way, and at most
+        by 1/8 of itself, so that one outlier hardly shows."""
+        if predicted_ns <= 0:
+            return
+        ratio = (device_ns << SHIFT) // predicted_ns
+        step = self.interference >> 3
+        change = (ratio - self.interference) >> 3
+        self.interference = max(ONE, self.interference + max(-step, min(step, change)))
+
+    def _rescale(self, ratio: int) -> None:
+        self.rescales += 1
+        since_sample_no = self.sample_no - DRIFT_SAMPLES
+        for estimates in self._models.values():
+            for _, table in estimates.tables():
+                table.rescale(ratio, since_sample_no)

@@ -1,0 +1,80 @@
+"""Can this deadline be met, and whom would it harm? Asked once, when a request arrives.
+
+It decides about arrivals only: an admitted request is never looked at again, it ends in time or
+in DEADLINE_MISSED. It must not know frames, windows or slices beyond what is in flight.
+
+REALTIME is exact by its earliest-deadline backlog: what is in flight on the lane, then all
+REALTIME work with an earlier deadline, then the request itself; and no admitted REALTIME request
+behind it may become late. The other classes refuse only what is certain to miss: what is in flight
+and all of the classes above go first whatever the fair order does; a later arrival of a class
+above can only make it worse. With `fifo` all that is queued goes first.
+
+Where the plan is silent. A request without an estimate is never refused and weighs nothing. One
+whose deadline has passed is refused, estimate or not. An admitted request that is late already
+refuses every arrival ahead of it, until it expires: nothing here gives it up. Beside a lane that
+is active, predictions are stretched by the measured interference.
+"""
+
+from gpumuxd.core.bucket_table import ONE, SHIFT
+from gpumuxd.core.cursor import NEVER_NS, Cursor
+from gpumuxd.core.deadline_backlog import DeadlineBacklog
+from gpumuxd.domain import PriorityClass
+from gpumuxd.units import ms_from_ns
+
+
+class Ahead:
+    """What the test knows of the lane: its residual and its backlog by class."""
+
+    __slots__ = ("backlog_ns", "interference", "is_fifo", "realtime", "residual_ns")
+
+    def __init__(
+        self,
+        residual_ns: int,
+        backlog_ns: list[int],
+        realtime: DeadlineBacklog,
+        interference: int = ONE,
+        is_fifo: bool = False,
+    ) -> None:
+        self.residual_ns = residual_ns
+        self.backlog_ns = backlog_ns
+        self.realtime = realtime
+        self.interference = interference
+        self.is_fifo = is_fifo
+
+
+def predicted_finish_ns(cursor: Cursor, ahead: Ahead, now_ns: int) -> int:
+    """The earliest end that its order allows, for an arrival that is not queued yet."""
+    work_ns = ahead.residual_ns + cursor.predicted_ns
+    if ahead.is_fifo:
+        work_ns += sum(ahead.backlog_ns)
+    elif cursor.priority_class is PriorityClass.REALTIME:
+        work_ns += ahead.realtime.work_before_ns(cursor.deadline_ns)
+    else:
+        work_ns += sum(ahead.backlog_ns[cursor.priority_class + 1 :])
+    return now_ns + ((work_ns * ahead.interference) >> SHIFT)
+
+
+def why_infeasible(cursor: Cursor, ahead: Ahead, now_ns: int, finish_ns: int) -> str:
+    """The reason to refuse an arrival, empty if there is none."""
+    if cursor.deadline_ns <= now_ns:
+        return f"the deadline passed {ms_from_ns(now_ns - cursor.deadline_ns):.3f} ms ago"
+    if cursor.predicted_ns == 0:
+        return ""
+    if finish_ns > cursor.deadline_ns:
+        return (
+            f"predicted to finish in {ms_from_ns(finish_ns - now_ns):.3f} ms, "
+            f"the deadline is in {ms_from_ns(cursor.deadline_ns - now_ns):.3f} ms"
+        )
+    if cursor.priority_class is not PriorityClass.REALTIME or ahead.is_fifo:
+        return ""
+    if cursor.deadline_ns == NEVER_NS:
+        return ""
+    late = ahead.realtime.first_late(
+        cursor.deadline_ns, now_ns + ahead.residual_ns, cursor.predicted_ns
+    )
+    if late is None:
+        return ""
+    return (
+        f"predicted to finish in {ms_from_ns(finish_ns - now_ns):.3f} ms, but then an admitted "
+        f"request due in {ms_from_ns(late.deadline_ns - now_ns):.3f} ms would be late"
+    )

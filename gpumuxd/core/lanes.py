@@ -1,0 +1,105 @@
+"""The lanes of one partition: a run queue and a launch queue each, and which cursor goes where.
+
+It must not know order or slicing. A partition is a part of a device with its own device
+scheduler, so there is one `Lanes` per scheduler; a second partition announced to the same
+scheduler is a bug of the caller.
+
+REALTIME work goes to `compute_high` where there is one, weights to `copy_in` where there is one,
+everything else to `compute`, which every partition has. A request that is ordered as STANDARD
+because its tenant is over its rate goes where STANDARD goes.
+"""
+
+from gpumuxd.core.cursor import Cursor
+from gpumuxd.core.deadline_backlog import DeadlineBacklog
+from gpumuxd.core.launch_queue import Flight, LaunchQueue
+from gpumuxd.core.run_queue import RunQueue
+from gpumuxd.domain import CursorKind, Lane, LaneKind, PriorityClass
+from gpumuxd.settings import SchedulerSettings
+
+_DECISION_ORDER = (LaneKind.COMPUTE_HIGH, LaneKind.COMPUTE, LaneKind.COPY_IN, LaneKind.COPY_OUT)
+
+
+class LaneState:
+    """One lane: what could be launched on it and what is in flight on it."""
+
+    __slots__ = ("is_gone", "launch_queue", "realtime", "run_queue")
+
+    def __init__(self, lane: Lane, settings: SchedulerSettings) -> None:
+        self.launch_queue = LaunchQueue(lane, settings.window_max, settings.round_trip_ns)
+        self.run_queue = RunQueue(settings.order)
+        self.realtime = DeadlineBacklog()
+        self.is_gone = False  # no longer announced; what is in flight on it still passes
+
+    def add(self, cursor: Cursor) -> None:
+        """Queue an admitted cursor that has groups left to launch."""
+        self.run_queue.add(cursor)
+        if cursor.priority_class is PriorityClass.REALTIME:
+            self.realtime.add(cursor)
+
+    def drop(self, cursor: Cursor) -> None:
+        """It ended or moves to another lane. Idempotent."""
+        if cursor.is_queued:
+            self.run_queue.drop(cursor)
+            if cursor.priority_class is PriorityClass.REALTIME:
+                self.realtime.remove(cursor)
+
+    def launched(self, cursor: Cursor, predicted_ns: int) -> None:
+        """A slice was launched; `cursor.next_group` has moved."""
+        self.run_queue.launched(cursor, predicted_ns, cursor.predicted_rest_ns())
+        if cursor.priority_class is PriorityClass.REALTIME:
+            if cursor.is_queued:
+                self.realtime.touch(cursor)
+            else:
+                self.realtime.remove(cursor)
+
+
+class Lanes:
+    """The lanes that a partition has now."""
+
+    __slots__ = ("_by_kind", "_settings", "in_order", "partition")
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        self._by_kind: dict[LaneKind, LaneState] = {}
+        self.partition: int | None = None
+        self.in_order: list[LaneState] = []  # the order in which decisions are made
+
+    def change(self, partition: int, lanes: tuple[Lane, ...]) -> None:
+        """Announce the lanes. Those that stay keep their queues."""
+        assert self.partition in (None, partition), "one device scheduler per partition"
+        kinds = {lane.kind for lane in lanes}
+        assert len(kinds) == len(lanes), f"two lanes of one kind: {lanes}"
+        assert LaneKind.COMPUTE in kinds, f"no compute lane: {lanes}"
+        assert all(lane.partition == partition for lane in lanes), f"a foreign lane: {lanes}"
+        self.partition = partition
+        for kind, state in self._by_kind.items():
+            state.is_gone = kind not in kinds
+        self._by_kind = {
+            lane.kind: self._by_kind.get(lane.kind) or LaneState(lane, self._settings)
+            for lane in lanes
+        }
+        self.in_order = [self._by_kind[kind] for kind in _DECISION_ORDER if kind in kinds]
+
+    @property
+    def compute(self) -> LaneState:
+        return self._by_kind[LaneKind.COMPUTE]
+
+    @property
+    def high(self) -> LaneState | None:
+        return self._by_kind.get(LaneKind.COMPUTE_HIGH)
+
+    def of(self, cursor: Cursor) -> LaneState:
+        """Where this cursor's next slice goes."""
+        kind = LaneKind.COMPUTE
+        if cursor.kind is CursorKind.UPLOAD:
+            kind = LaneKind.COPY_IN
+        elif cursor.priority_class is PriorityClass.REALTIME:
+            kind = LaneKind.COMPUTE_HIGH
+        return self._by_kind.get(kind) or self._by_kind[LaneKind.COMPUTE]
+
+    def overlapped(self, flight: Flight, started_ns: int) -> bool:
+        """Was another lane active at some time since `started_ns`? Asked when a slice passes."""
+        return any(
+            queue is not flight.queue and (queue.flights or queue.last_end_ns > started_ns)
+            for queue in (state.launch_queue for state in self.in_order)
+        )

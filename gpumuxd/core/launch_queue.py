@@ -1,0 +1,152 @@
+"""The slices of one lane that were launched and have not passed, and how many there may be.
+
+It knows what is in flight and how long that should take, never what comes next. The lane runs in
+order, so only the head can be running and only the head can pass.
+
+The window is as large as hides the round trip, `1 + ceil(round trip / slice)`: while the next
+launch is on its way, what is in flight keeps the device busy. Both are measured. The round trip
+is the time from the end of a slice to our hearing of it plus the time from a launch on an idle
+lane to its start; each is an average that moves 1/8 of the way and at most doubles at a time, so
+that one late wake-up does not open the window. Where the plan is silent: the window is never
+below 2 (if `window_max` allows), since a window of 1 drains the lane at any jitter at all.
+
+Invariant: `len(flights) <= window_max`, and the sums by class are those of the flights.
+"""
+
+from collections import deque
+
+from gpumuxd.core.cursor import Cursor
+from gpumuxd.domain import Lane, PriorityClass, Slice
+
+SAMPLE_FLOOR_NS = 10_000
+"""A sample may always raise an average to this; below it doubling would take too long."""
+
+
+class Flight:
+    """A launched slice with what the scheduler needs when it passes."""
+
+    __slots__ = ("cursor", "is_resumption", "launched_ns", "queue", "slice", "was_idle")
+
+    def __init__(
+        self,
+        work: Slice,
+        cursor: Cursor,
+        queue: "LaunchQueue",
+        launched_ns: int,
+        *,
+        was_idle: bool,
+        is_resumption: bool,
+    ) -> None:
+        self.slice = work
+        self.cursor = cursor
+        self.queue = queue
+        self.launched_ns = launched_ns
+        self.was_idle = was_idle  # nothing was in flight: its start tells the launch latency
+        self.is_resumption = is_resumption  # its cursor had been preempted
+
+
+class LaunchQueue:
+    """One lane's slices in flight, its window and its measured round trip."""
+
+    __slots__ = (
+        "_heard_ns",
+        "_is_measured",
+        "_launch_ns",
+        "_round_trip_guess_ns",
+        "_slice_ns",
+        "busy_ns",
+        "flights",
+        "head_since_ns",
+        "lane",
+        "last_cursor",
+        "last_end_ns",
+        "predicted_ns",
+        "unknown",
+        "window",
+        "window_max",
+    )
+
+    def __init__(self, lane: Lane, window_max: int, round_trip_ns: int) -> None:
+        assert window_max >= 1, "a window of 0 launches nothing"
+        self.lane = lane
+        self.window_max = window_max
+        self.window = min(2, window_max)
+        self.flights: deque[Flight] = deque()
+        self.predicted_ns = [0] * len(PriorityClass)  # in flight, by class of the cursor
+        self.unknown = 0  # slices in flight without a prediction
+        self.head_since_ns = 0  # when the head began, as far as is known
+        self.last_end_ns = 0
+        self.last_cursor: Cursor | None = None  # of the slice launched last
+        self.busy_ns = 0
+        self._round_trip_guess_ns = round_trip_ns
+        self._heard_ns = 0
+        self._launch_ns = 0
+        self._is_measured = False
+        self._slice_ns = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.flights) >= self.window
+
+    @property
+    def round_trip_ns(self) -> int:
+        return self._heard_ns + self._launch_ns if self._is_measured else self._round_trip_guess_ns
+
+    def launch(
+        self, work: Slice, cursor: Cursor, now_ns: int, *, is_resumption: bool = False
+    ) -> Flight:
+        was_idle = not self.flights
+        flight = Flight(work, cursor, self, now_ns, was_idle=was_idle, is_resumption=is_resumption)
+        if was_idle:
+            self.head_since_ns = now_ns
+        self.flights.append(flight)
+        self.predicted_ns[cursor.priority_class] += work.predicted_ns
+        self.unknown += work.predicted_ns == 0
+        self.last_cursor = cursor
+        return flight
+
+    def passed(self, flight: Flight, started_ns: int, device_ns: int, now_ns: int) -> None:
+        """The head has passed."""
+        self._pop(flight)
+        end_ns = started_ns + device_ns
+        self.last_end_ns = end_ns
+        self.head_since_ns = end_ns
+        self.busy_ns += device_ns
+        self._heard_ns = _follow(self._heard_ns, max(0, now_ns - end_ns))
+        if flight.was_idle:
+            self._launch_ns = _follow(self._launch_ns, max(0, started_ns - flight.launched_ns))
+            self._is_measured = True
+        self._slice_ns += (device_ns - self._slice_ns) >> 3 if self._slice_ns else device_ns
+        slice_ns = max(1, self._slice_ns)
+        self.window = min(self.window_max, max(2, 1 - (-self.round_trip_ns // slice_ns)))
+
+    def failed(self, flight: Flight, now_ns: int) -> None:
+        """The head ended without its result; it tells nothing about times."""
+        self._pop(flight)
+        self.last_end_ns = now_ns
+        self.head_since_ns = now_ns
+
+    def residual_ns(self, now_ns: int) -> int:
+        """Predicted time until all that is in flight has passed."""
+        if not self.flights:
+            return 0
+        head_ns = self.flights[0].slice.predicted_ns
+        elapsed_ns = min(head_ns, max(0, now_ns - self.head_since_ns))
+        return sum(self.predicted_ns) - elapsed_ns
+
+    def clear(self) -> None:
+        """The device is lost: nothing of this will pass."""
+        self.flights.clear()
+        self.predicted_ns = [0] * len(PriorityClass)
+        self.unknown = 0
+
+    def _pop(self, flight: Flight) -> None:
+        head = self.flights.popleft()
+        assert head is flight, f"slice {flight.slice.slice_id} passed before the head of its lane"
+        self.predicted_ns[flight.cursor.priority_class] -= flight.slice.predicted_ns
+        self.unknown -= flight.slice.predicted_ns == 0
+
+
+def _follow(average_ns: int, sample_ns: int) -> int:
+    sample_ns = min(sample_ns, max(2 * average_ns, SAMPLE_FLOOR_NS))
+    return average_ns + ((sample_ns - average_ns) >> 3)

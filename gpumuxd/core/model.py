@@ -1,0 +1,54 @@
+"""A model that can be launched on this device, from ModelReady to its Release.
+
+It must not know cursors or queues. `live` counts the requests that were admitted and have not
+ended; a draining model is released when that reaches zero.
+"""
+
+from gpumuxd.core.estimator import Estimates
+from gpumuxd.domain import PriorityClass
+
+
+class Model:
+    """One load of one version of one model, with its counters."""
+
+    __slots__ = (
+        "class_max",
+        "completed",
+        "estimates",
+        "failed",
+        "frame_bytes",
+        "group_count",
+        "is_blocked",
+        "is_draining",
+        "key",
+        "live",
+        "number",
+        "slo_ns",
+        "started",
+        "weights_bytes",
+    )
+
+    def __init__(
+        self,
+        key: str,
+        number: int,
+        estimates: Estimates,
+        class_max: PriorityClass,
+        slo_ns: int | None,
+        weights_bytes: int,
+        frame_bytes: int,
+    ) -> None:
+        self.key = key
+        self.number = number
+        self.estimates = estimates
+        self.group_count = estimates.group_count
+        self.class_max = class_max
+        self.slo_ns = slo_ns
+        self.weights_bytes = weights_bytes
+        self.frame_bytes = frame_bytes
+        self.is_draining = False
+        self.is_blocked = False  # its frame does not fit beside what is held now
+        self.live = 0
+        self.started = 0
+        self.completed = 0
+        self.failed = 0

@@ -1,0 +1,141 @@
+"""Where the next sync point goes: how many groups of a cursor are launched together, if any.
+
+It knows what is in flight on the lane and what the loaded models could ask for; it must not know
+who else is queued. One rule, in `choose`.
+
+A *bound* belongs to a class: no arrival of that class may find more than that much predicted work
+in flight that it could be ordered ahead of, its own class included. A stated bound
+(`preemption_delay_ns_max`) holds for every class that some loaded model may be asked in; `auto`
+takes the smallest laxity of the models whose `class_max` is that class, at most `slice_ns_max`.
+A class that no loaded model reaches has no bound; work that nobody could be ordered ahead of is
+only cut to keep slices at `slice_ns_max`, `window` of them in flight. (That is rare: a model of
+the cursor's own class is enough to have a bound, and the cursor's own model counts.)
+
+With a window of w a slice is about 1/w of the tightest bound, so that w of them fit and the
+pipeline never drains. If the next group alone is longer than a bound, that group is launched when
+nothing else that the bound covers is in flight: one group is the least that makes progress.
+
+Decisions where the plan is silent. The laxity of a model is taken for its longest run that can
+meet its SLO at all: larger batches than that have no laxity to protect. In flight counts whole
+until it has passed; how far the head has run is not known well enough to be worth a shorter
+drain. A model without SLO asks for `slice_ns_max`. Draining models count until their release.
+The baseline `none` launches whole inferences and keeps the window. Measured work does not follow
+unmeasured work in a lane before that has passed, nor the other way round.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from gpumuxd.core.cursor import Cursor
+from gpumuxd.core.eligibility import Blocked
+from gpumuxd.core.launch_queue import LaunchQueue
+from gpumuxd.core.model import Model
+from gpumuxd.domain import CursorKind, PriorityClass
+from gpumuxd.settings import Order, SchedulerSettings, Slicing
+
+_CLASSES = len(PriorityClass)
+
+
+class Bounds:
+    """What the loaded models ask of work in flight, by class. Replaced, never changed."""
+
+    __slots__ = ("by_class", "origin", "tightest_from")
+
+    def __init__(self, by_class: list[int | None], origin: str) -> None:
+        self.by_class = by_class
+        self.origin = origin
+        self.tightest_from = [
+            min((b for b in by_class[c:] if b is not None), default=None) for c in range(_CLASSES)
+        ]
+        """For work of each class: the smallest bound of those who could be ordered ahead."""
+
+
+def bounds_of(models: Iterable[Model], settings: SchedulerSettings, round_trip_ns: int) -> Bounds:
+    """Derive the bounds. Called when models or their estimates change, not at every decision."""
+    by_class: list[int | None] = [None] * _CLASSES
+    if settings.order is Order.FIFO:
+        return Bounds(by_class, "fifo: nobody is ordered ahead")
+    tightest_ns, origin = settings.slice_ns_max, "slice_ns_max"
+    for model in models:
+        if settings.preemption_delay_ns_max is not None:
+            bound_ns = settings.preemption_delay_ns_max
+            origin = "preemption_delay_ns_max"
+        else:
+            bound_ns = min(settings.slice_ns_max, laxity_ns(model, settings, round_trip_ns))
+            if bound_ns < tightest_ns:
+                tightest_ns, origin = bound_ns, f"laxity of {model.key}"
+        known = by_class[model.class_max]
+        by_class[model.class_max] = bound_ns if known is None else min(known, bound_ns)
+    return Bounds(by_class, origin)
+
+
+def laxity_ns(model: Model, settings: SchedulerSettings, round_trip_ns: int) -> int:
+    """How long a request of this model may wait and still meet its SLO; never negative."""
+    if model.slo_ns is None:
+        return settings.slice_ns_max
+    budget_ns = model.slo_ns - round_trip_ns
+    runs_ns = [table.run_ns for _, table in model.estimates.tables() if table.is_known]
+    fitting_ns = [run_ns for run_ns in runs_ns if run_ns <= budget_ns]
+    if runs_ns and not fitting_ns:
+        return 0
+    return max(0, budget_ns - max(fitting_ns, default=0))
+
+
+def choose(
+    cursor: Cursor, queue: LaunchQueue, bounds: Bounds, settings: SchedulerSettings
+) -> tuple[int, int] | Blocked:
+    """The end group and predicted time of the cursor's next slice, or why there is none now."""
+    if len(queue.flights) >= queue.window:
+        return Blocked.WINDOW_FULL
+    table = cursor.table
+    assert table is not None
+    prefix = table.prefix
+    next_group = cursor.next_group
+    if not prefix:
+        return Blocked.UNKNOWN_ESTIMATE if queue.flights else (next_group + 1, 0)
+    if queue.unknown:
+        return Blocked.UNKNOWN_ESTIMATE
+    if settings.slicing is Slicing.NONE and cursor.kind is not CursorKind.PROFILE:
+        return cursor.group_count, prefix[-1] - prefix[next_group]
+
+    first_class = cursor.priority_class
+    tightest_ns = bounds.tightest_from[first_class]
+    if tightest_ns is None:
+        room_ns = settings.slice_ns_max * queue.window - sum(queue.predicted_ns)
+        target_ns = min(settings.slice_ns_max, room_ns)
+    else:
+        room_ns = _room_ns(first_class, queue, bounds)
+        target_ns = min(settings.slice_ns_max, tightest_ns // queue.window, room_ns)
+    start_ns = prefix[next_group]
+    end = bisect_right(prefix, start_ns + target_ns, next_group + 1) - 1
+    if end <= next_group or cursor.kind is CursorKind.PROFILE:
+        end = next_group + 1
+    predicted_ns = prefix[end] - start_ns
+    if predicted_ns > room_ns and not _is_first(predicted_ns, first_class, queue, bounds):
+        return Blocked.OVER_BOUND
+    return end, predicted_ns
+
+
+def _room_ns(first_class: int, queue: LaunchQueue, bounds: Bounds) -> int:
+    """What may be added in flight without passing the bound of any class from `first_class`."""
+    room_ns = 1 << 62
+    in_flight_ns = 0
+    for priority_class in range(_CLASSES):
+        in_flight_ns += queue.predicted_ns[priority_class]
+        bound_ns = bounds.by_class[priority_class]
+        if priority_class >= first_class and bound_ns is not None:
+            room_ns = min(room_ns, bound_ns - in_flight_ns)
+    return room_ns
+
+
+def _is_first(predicted_ns: int, first_class: int, queue: LaunchQueue, bounds: Bounds) -> bool:
+    """Is this the only work in flight of every bound that it passes?"""
+    in_flight_ns = 0
+    for priority_class in range(_CLASSES):
+        in_flight_ns += queue.predicted_ns[priority_class]
+        bound_ns = bounds.by_class[priority_class]
+        if bound_ns is None or priority_class < first_class:
+            continue
+        if in_flight_ns and in_flight_ns + predicted_ns > bound_ns:
+            return False
+    return bounds.tightest_from[first_class] is not None or in_flight_ns == 0

@@ -1,0 +1,82 @@
+"""Counts for people, and the frozen snapshot made of them. Nothing here is read by a decision."""
+
+from collections.abc import Iterable
+
+from gpumuxd.core.eligibility import Blocked
+from gpumuxd.core.estimator import Estimator
+from gpumuxd.core.lanes import Lanes
+from gpumuxd.core.ledger import Ledger
+from gpumuxd.core.model import Model
+from gpumuxd.core.slicing import Bounds
+from gpumuxd.core.statistics import BucketEstimate, DeviceStatistics, ModelStatistics
+
+
+class Counters:
+    """What only ever grows."""
+
+    __slots__ = (
+        "blocked",
+        "deadline_missed",
+        "groups_launched",
+        "preemptions",
+        "refused",
+        "slices_launched",
+    )
+
+    def __init__(self) -> None:
+        self.slices_launched = 0
+        self.groups_launched = 0
+        self.preemptions = 0
+        self.deadline_missed = 0
+        self.refused = 0
+        self.blocked = dict.fromkeys(Blocked, 0)
+
+
+def snapshot(
+    models: Iterable[Model],
+    lanes: Lanes,
+    ledger: Ledger,
+    bounds: Bounds,
+    estimator: Estimator,
+    counters: Counters,
+    *,
+    in_flight: int,
+    admitted: int,
+) -> DeviceStatistics:
+    """Everything that can be seen of a device scheduler, as values."""
+    queues = [lane.launch_queue for lane in lanes.in_order]
+    first = lanes.compute.launch_queue if queues else None
+    return DeviceStatistics(
+        queued=admitted - ledger.frames_held,
+        started=ledger.frames_held,
+        in_flight_slices=in_flight,
+        slices_launched=counters.slices_launched,
+        groups_launched=counters.groups_launched,
+        preemptions=counters.preemptions,
+        deadline_missed=counters.deadline_missed,
+        refused=counters.refused,
+        frames_held=ledger.frames_held,
+        memory_bytes=ledger.bytes_used,
+        bound_ns=bounds.tightest_from[0] or 0,
+        window=first.window if first is not None else 0,
+        device_busy_ns=sum(queue.busy_ns for queue in queues),
+        models=tuple(_model_statistics(model) for model in models),
+        bound_origin=bounds.origin,
+        round_trip_ns=first.round_trip_ns if first is not None else 0,
+        rescales=estimator.rescales,
+        blocked=tuple((reason.value, count) for reason, count in counters.blocked.items()),
+    )
+
+
+def _model_statistics(model: Model) -> ModelStatistics:
+    return ModelStatistics(
+        model=model.key,
+        queued=model.live - model.started,
+        started=model.started,
+        completed=model.completed,
+        failed=model.failed,
+        estimates=tuple(
+            BucketEstimate(bucket, table.run_ns, table.longest_group_ns, table.is_measured)
+            for bucket, table in model.estimates.tables()
+        ),
+    )

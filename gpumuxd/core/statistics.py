@@ -1,0 +1,62 @@
+"""Frozen snapshots of the device scheduler, for metrics, placement and people.
+
+Values only: nothing here refers to a live object. The first part has the fields of the
+`Statistics` frame; the rest says why, for `gpumuxctl` and the logs.
+"""
+
+from dataclasses import dataclass
+
+from gpumuxd.domain import Bucket
+
+
+@dataclass(frozen=True, slots=True)
+class BucketEstimate:
+    """What is believed of a model at one bucket."""
+
+    bucket: Bucket
+    run_ns: int
+    longest_group_ns: int
+    is_measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """One model's requests and estimates."""
+
+    model: str
+    queued: int
+    started: int
+    completed: int
+    failed: int
+    estimates: tuple[BucketEstimate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatistics:
+    """The device scheduler at one moment.
+
+    queued       admitted requests that wait for their first slice
+    started      admitted requests that hold a frame
+    bound_ns     the tightest bound on work in flight, and where it comes from
+    window       of the compute lane
+    blocked      how often each reason kept a lane from launching
+    """
+
+    queued: int
+    started: int
+    in_flight_slices: int
+    slices_launched: int
+    groups_launched: int
+    preemptions: int
+    deadline_missed: int
+    refused: int
+    frames_held: int
+    memory_bytes: int
+    bound_ns: int
+    window: int
+    device_busy_ns: int
+    models: tuple[ModelStatistics, ...] = ()
+    bound_origin: str = ""
+    round_trip_ns: int = 0
+    rescales: int = 0
+    blocked: tuple[tuple[str, int], ...] = ()

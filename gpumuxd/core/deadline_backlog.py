@@ -3,7 +3,7 @@
 It answers one question: if so much work with this deadline were added, what would run before it,
 and would some cursor behind it be late? It must not know classes, lanes or clocks.
 
-A list of blocks of at most BLOCK_MAX cursors. A block keeps the sum of its work and its *slack*:
+A list of blocks of at most BLOCK_MAX cursors. A block keeps the sum of its work and its *laxity*:
 the smallest `deadline - work up to and including it` of its cursors. A query walks the blocks and
 looks into one: O(n / BLOCK_MAX + BLOCK_MAX), 0.02 ms at 10,000 cursors (bench/decision.py). A
 balanced tree would be O(log n), and slower in Python at every size that a device's queue has.
@@ -24,22 +24,22 @@ _Key = tuple[int, int]  # deadline, arrival
 
 
 class _Block:
-    __slots__ = ("cursors", "is_stale", "keys", "slack_ns", "work_ns")
+    __slots__ = ("cursors", "is_stale", "keys", "laxity_ns", "work_ns")
 
     def __init__(self, keys: list[_Key], cursors: list[Cursor]) -> None:
         self.keys = keys
         self.cursors = cursors
         self.is_stale = True
         self.work_ns = 0
-        self.slack_ns = 0
+        self.laxity_ns = 0
 
     def refresh(self) -> None:
-        work_ns, slack_ns = 0, NEVER_NS
+        work_ns, laxity_ns = 0, NEVER_NS
         for cursor in self.cursors:
             work_ns += cursor.remaining_ns
-            if cursor.deadline_ns - work_ns < slack_ns:
-                slack_ns = cursor.deadline_ns - work_ns
-        self.work_ns, self.slack_ns, self.is_stale = work_ns, slack_ns, False
+            if cursor.deadline_ns - work_ns < laxity_ns:
+                laxity_ns = cursor.deadline_ns - work_ns
+        self.work_ns, self.laxity_ns, self.is_stale = work_ns, laxity_ns, False
 
 
 class DeadlineBacklog:
@@ -106,7 +106,7 @@ class DeadlineBacklog:
         for block, last in zip(self._blocks, self._last, strict=True):
             if block.is_stale:
                 block.refresh()
-            if last[0] > deadline_ns and block.slack_ns < latest_ns:
+            if last[0] > deadline_ns and block.laxity_ns < latest_ns:
                 late = _first_late(block, deadline_ns, latest_ns)
                 if late is not None:
                     return late

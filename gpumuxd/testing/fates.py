@@ -1,0 +1,89 @@
+"""Does a request's fate have its cause, and does its report tell what happened?
+
+Pure questions about what was seen, half of invariant 6: exactly one `Finish`, and the right one.
+"""
+
+from gpumuxd.commands import Finish
+from gpumuxd.domain import CursorKind, Outcome, OutcomeKind
+from gpumuxd.testing.world import NEVER_NS, SeenCursor, SeenRequest, World
+
+_REFUSALS = frozenset(
+    {
+        OutcomeKind.DEADLINE_INFEASIBLE,
+        OutcomeKind.QUEUE_FULL,
+        OutcomeKind.MODEL_NOT_READY,
+        OutcomeKind.DRAINING,
+    }
+)
+"""Fates of requests that were never admitted, and of no others."""
+
+
+def why_wrong_fate(world: World, request: SeenRequest, outcome: Outcome, now_ns: int) -> str | None:
+    """What speaks against this fate now, None if nothing does."""
+    kind = outcome.kind
+    cursor = request.cursor
+    if cursor is not None and cursor.in_flight and not world.is_lost:
+        return f"{cursor.in_flight} slices of it are in flight"
+    if kind in _REFUSALS and request.is_admitted:
+        return "it was admitted before"
+    if cursor is not None and cursor.is_complete and not cursor.failed:
+        return _why_wrong_end(request, cursor, kind)
+    if kind is OutcomeKind.COMPLETED:
+        return "not all of its groups have passed"
+    return _why_no_cause(world, request, kind, now_ns)
+
+
+def _why_wrong_end(request: SeenRequest, cursor: SeenCursor, kind: OutcomeKind) -> str | None:
+    """All groups have passed: what counts is when the last one did, not when that was heard."""
+    is_late = cursor.last_end_ns > request.key[0]
+    if kind is OutcomeKind.COMPLETED:
+        return "it was late" if is_late else None
+    if kind is OutcomeKind.DEADLINE_MISSED:
+        return None if is_late else "all of its groups have passed in time"
+    if kind is OutcomeKind.CANCELLED and request.cancelled:
+        return None
+    return "all of its groups have passed"
+
+
+def _why_no_cause(world: World, request: SeenRequest, kind: OutcomeKind, now_ns: int) -> str | None:
+    arrived = request.arrived
+    model = world.models.get(arrived.model)
+    has_deadline = request.key[0] != NEVER_NS
+    settings = world.settings
+    cause = {
+        OutcomeKind.CANCELLED: request.cancelled,
+        OutcomeKind.DEADLINE_MISSED: has_deadline and now_ns >= request.key[0],
+        OutcomeKind.DEADLINE_INFEASIBLE: has_deadline
+        and (now_ns >= request.key[0] or (model is not None and model.measured))
+        and arrived.kind is CursorKind.INFER,
+        OutcomeKind.QUEUE_FULL: len(world.requests) > settings.queue_requests_max,
+        OutcomeKind.MODEL_NOT_READY: model is None,
+        OutcomeKind.DRAINING: model is not None and model.is_draining,
+        OutcomeKind.OUT_OF_DEVICE_MEMORY: model is not None
+        and _weights_bytes(world) + model.ready.frame_bytes > settings.memory_bytes_max,
+        OutcomeKind.MODEL_FAULTED: request.cursor is not None and request.cursor.failed,
+        OutcomeKind.DEVICE_LOST: world.is_lost,
+    }[kind]
+    return None if cause else "nothing that was seen is a cause of it"
+
+
+def _weights_bytes(world: World) -> int:
+    return sum(model.ready.weights_bytes for model in world.models.values())
+
+
+def why_wrong_report(request: SeenRequest, finish: Finish) -> str | None:
+    """What the report gets wrong about device time and waiting, None if nothing."""
+    report = finish.report
+    cursor = request.cursor
+    compute_ns = 0 if cursor is None else cursor.compute_ns
+    if report.compute_ns != compute_ns:
+        return f"its slices took {compute_ns} ns"
+    if cursor is not None and cursor.first_started_ns >= 0:
+        queue_ns = max(0, cursor.first_started_ns - request.arrived.arrived_ns)
+        if report.queue_ns != queue_ns:
+            return f"its first slice started after {queue_ns} ns"
+    if min(report.queue_ns, report.preemptions, report.preemption_wait_ns) < 0:
+        return "its report has a negative figure"
+    if report.preemption_wait_ns and not report.preemptions:
+        return "it waited for preemptions that there were not"
+    return None

@@ -1,0 +1,265 @@
+"""Who should have gone first: blocking, order, work conservation and fairness.
+
+Invariants 3, 4, 5 and 11, each from what an onlooker knows (`world.py`). Each answers with the
+reason why something is wrong, or None.
+
+What is asked of order, and no more: a higher class before a lower one; in REALTIME the earlier
+deadline first, then the earlier arrival; elsewhere the same within one tenant. Which tenant is
+next follows from shares of device time and is asked by invariant 11, over time.
+"""
+
+from collections import deque
+from itertools import combinations
+
+from gpumuxd.domain import Lane, PriorityClass, Slice
+from gpumuxd.events import SyncPointReached
+from gpumuxd.settings import Order, Slicing
+from gpumuxd.testing.world import SeenRequest, SeenSlice, World
+
+_PASSED_KEPT = 256
+
+
+class OrderCheck:
+    """Invariants 4 and 5."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def why_wrong(self, work: Slice, now_ns: int, refused: set[int]) -> str | None:
+        """Who should have gone before this slice."""
+        world = self._world
+        chosen = world.requests.get(work.members[0])
+        if chosen is None:
+            return None
+        for request in self._ahead(chosen):
+            is_other = request is not chosen and request.arrived.request_id not in refused
+            if is_other and world.is_eligible(request, now_ns):
+                return (
+                    f"{request.arrived} as {request.effective_class.name} goes before "
+                    f"{chosen.arrived} as {chosen.effective_class.name}"
+                )
+        for undecided in world.undecided.values():
+            first = undecided.arrived.priority_class > chosen.effective_class
+            if first and undecided.arrived.request_id not in refused:
+                return f"request {undecided.arrived.request_id} of a higher class is undecided"
+        return None
+
+    def _ahead(self, chosen: SeenRequest) -> list[SeenRequest]:
+        """Waiting requests that are ordered before this one, eligible or not."""
+        world = self._world
+        if world.settings.order is Order.FIFO:
+            everyone = (r for one in world.waiting.values() for r in one.values())
+            return [r for r in everyone if r.arrival < chosen.arrival]
+        ahead = [
+            request
+            for higher in PriorityClass
+            if higher > chosen.effective_class
+            for request in world.waiting[higher].values()
+        ]
+        tenant = chosen.arrived.tenant
+        is_realtime = chosen.effective_class is PriorityClass.REALTIME
+        ahead += [
+            request
+            for request in world.waiting[chosen.effective_class].values()
+            if request.key < chosen.key and (is_realtime or request.arrived.tenant == tenant)
+        ]
+        return ahead
+
+    def why_idle(self, now_ns: int) -> str | None:
+        """Who could run on a device that has nothing to do. One compute lane is enough."""
+        world = self._world
+        if world.slices or not world.lanes:
+            return None
+        for one_class in world.waiting.values():
+            for request in one_class.values():
+                if world.is_eligible(request, now_ns):
+                    return f"nothing is in flight and {request.arrived} is eligible"
+        return None
+
+
+class Blocking:
+    """Invariant 3: how long a request's first slice was kept back by work that should yield.
+
+    That work is what was in flight when it arrived (and whatever wrongly followed). It may take
+    the bound, or one group where that is longer, plus what the device took beyond the predictions.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._passed: dict[Lane, deque[tuple[SeenSlice, int, int]]] = {}
+
+    def see_poll_done(self, now_ns: int) -> None:
+        """Mark requests that had to wait for a frame or memory: nobody owed them the device."""
+        world = self._world
+        for priority_class in (PriorityClass.REALTIME, PriorityClass.STANDARD):
+            for request in world.waiting[priority_class].values():
+                if request.cursor is None and not world.may_start(request):
+                    request.was_held_back = True
+
+    def see_passed(self, seen: SeenSlice, event: SyncPointReached) -> str | None:
+        """A slice has passed. If it was a request's first: was that one blocked too long?"""
+        passed = self._passed.setdefault(seen.work.lane, deque(maxlen=_PASSED_KEPT))
+        settings = self._world.settings
+        problem = None
+        request = seen.cursor.request
+        is_policy = settings.order is Order.POLICY and settings.slicing is Slicing.BOUNDED
+        if seen.work.first_group == 0 and is_policy and not request.was_held_back:
+            problem = self._why_blocked(request, passed, event.started_ns)
+        passed.append((seen, event.started_ns, event.device_ns))
+        return problem
+
+    def _why_blocked(
+        self,
+        request: SeenRequest,
+        passed: deque[tuple[SeenSlice, int, int]],
+        started_ns: int,
+    ) -> str | None:
+        assert request.model is not None
+        model_class = request.model.ready.class_max
+        blocked_ns = error_ns = bound_ns = 0
+        for other, other_started_ns, device_ns in reversed(passed):
+            end_ns = other_started_ns + device_ns
+            if end_ns <= request.seen_ns:
+                break
+            if not _should_yield(other.cursor.request, request):
+                continue
+            work = other.work
+            class_bound_ns = other.bounds_ns[model_class]
+            if class_bound_ns is None:  # launched before there was such a model
+                return None
+            blocked_ns += min(end_ns, started_ns) - max(other_started_ns, request.seen_ns)
+            error_ns += max(0, device_ns - work.predicted_ns)
+            one_group_ns = work.predicted_ns if work.end_group - work.first_group == 1 else 0
+            bound_ns = max(bound_ns, class_bound_ns, one_group_ns)
+        if blocked_ns <= bound_ns + error_ns:
+            return None
+        return (
+            f"{request.arrived} was kept back {blocked_ns} ns by work that should yield; the bound "
+            f"is {bound_ns} ns, the device took {error_ns} ns more than predicted"
+        )
+
+
+def _should_yield(other: SeenRequest, request: SeenRequest) -> bool:
+    if other.effective_class is not request.effective_class:
+        return other.effective_class < request.effective_class
+    return request.effective_class is PriorityClass.REALTIME and request.key < other.key
+
+
+class _Pair:
+    """Two tenants that have both been backlogged since `difference` was 0."""
+
+    __slots__ = ("high_ns", "low_ns", "start_ns")
+
+    def __init__(self, start_ns: int) -> None:
+        self.start_ns = start_ns
+        self.low_ns = 0
+        self.high_ns = 0
+
+
+class _Share:
+    """Device time of one tenant in one class: what has passed, and what is predicted in flight."""
+
+    __slots__ = ("error_ns", "group_ns", "served_ns", "slice_ns")
+
+    def __init__(self) -> None:
+        self.served_ns = 0
+        self.slice_ns = 0  # the longest slice
+        self.group_ns = 0  # the longest group, as far as slices of one group tell
+        self.error_ns = 0  # the largest difference between a prediction and the truth
+
+
+class Fairness:
+    """Invariant 11: backlogged tenants of equal weight get the same, but a slice and a group.
+
+    Over any stretch in which both had something eligible after every poll, the difference of
+    their device time may swing by one slice and one group to either side; where predictions were
+    wrong, by as much more as the slices in flight were mispredicted.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._shares: dict[tuple[PriorityClass, str], _Share] = {}
+        self._pairs: dict[tuple[PriorityClass, str, str], _Pair] = {}
+
+    def see_launched(self, seen: SeenSlice) -> None:
+        work = seen.work
+        share = self._share(seen)
+        share.served_ns += work.predicted_ns
+        share.slice_ns = max(share.slice_ns, work.predicted_ns)
+
+    def see_passed(self, seen: SeenSlice, device_ns: int) -> None:
+        work = seen.work
+        share = self._share(seen)
+        share.served_ns += device_ns - work.predicted_ns
+        share.slice_ns = max(share.slice_ns, device_ns)
+        share.error_ns = max(share.error_ns, abs(device_ns - work.predicted_ns))
+        if work.end_group - work.first_group == 1:
+            share.group_ns = max(share.group_ns, device_ns)
+
+    def see_failed(self, seen: SeenSlice) -> None:
+        """Nobody knows what a failed slice took: begin anew."""
+        self._pairs.clear()
+
+    def see_poll_done(self, now_ns: int) -> str | None:
+        """Compare every pair of backlogged tenants of equal weight."""
+        if self._world.settings.order is Order.FIFO:
+            return None
+        kept: dict[tuple[PriorityClass, str, str], _Pair] = {}
+        problem = None
+        for priority_class in (PriorityClass.BEST_EFFORT, PriorityClass.STANDARD):
+            for one, other in combinations(self._backlogged(priority_class, now_ns), 2):
+                key = (priority_class, one, other)
+                kept[key], unfair = self._compare(key)
+                problem = problem or unfair
+        self._pairs = kept
+        return problem
+
+    def _backlogged(self, priority_class: PriorityClass, now_ns: int) -> list[str]:
+        world = self._world
+        waiting = world.waiting[priority_class]
+        if len(waiting) < 2:
+            return []
+        tenants: set[str] = set()
+        for request in waiting.values():
+            tenant = request.arrived.tenant
+            if tenant not in tenants and world.is_eligible(request, now_ns):
+                tenants.add(tenant)
+        return sorted(tenants)
+
+    def _compare(self, key: tuple[PriorityClass, str, str]) -> tuple[_Pair, str | None]:
+        priority_class, one, other = key
+        first = self._share_of(priority_class, one)
+        second = self._share_of(priority_class, other)
+        difference_ns = first.served_ns - second.served_ns
+        pair = self._pairs.get(key)
+        if pair is None or self._weight(one) != self._weight(other):
+            return _Pair(difference_ns), None
+        swing_ns = difference_ns - pair.start_ns
+        pair.low_ns = min(pair.low_ns, swing_ns)
+        pair.high_ns = max(pair.high_ns, swing_ns)
+        slice_ns = max(first.slice_ns, second.slice_ns)
+        group_ns = max(first.group_ns, second.group_ns)
+        error_ns = max(first.error_ns, second.error_ns) * self._world.settings.window_max
+        allowed_ns = 2 * (slice_ns + group_ns + error_ns)
+        if pair.high_ns - pair.low_ns <= allowed_ns:
+            return pair, None
+        return pair, (
+            f"tenants {one!r} and {other!r} are both backlogged in {priority_class.name} and swing "
+            f"by {pair.high_ns - pair.low_ns} ns, allowed are {allowed_ns}: longest slice "
+            f"{slice_ns}, group {group_ns}, misprediction {error_ns} ns"
+        )
+
+    def _weight(self, tenant: str) -> int:
+        seen = self._world.tenants.get(tenant)
+        return 1 if seen is None else seen.changed.weight
+
+    def _share(self, seen: SeenSlice) -> _Share:
+        request = seen.cursor.request
+        return self._share_of(request.effective_class, request.arrived.tenant)
+
+    def _share_of(self, priority_class: PriorityClass, tenant: str) -> _Share:
+        key = (priority_class, tenant)
+        share = self._shares.get(key)
+        if share is None:
+            share = self._shares[key] = _Share()
+        return share

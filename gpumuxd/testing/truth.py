@@ -1,0 +1,64 @@
+"""What really happens on a simulated device: true durations, and the faults among them.
+
+Drawn from its own generator, apart from every estimate: nothing here ever sees a profile. After
+`FaultParameters.end_ns` only the ordinary noise is left.
+"""
+
+import math
+import random
+
+from gpumuxd.domain import Slice
+from gpumuxd.testing.parameters import PPM, DeviceParameters, ModelParameters
+from gpumuxd.testing.virtual_executor import SliceTruth, VirtualClock, VirtualProgram
+
+_NOISE_SHIFT = 10
+_NOISE_COUNT = 256
+
+
+def true_program(model: ModelParameters) -> VirtualProgram:
+    """A model as the device knows it."""
+    ends_ns = {}
+    for bucket, times in model.group_ns.items():
+        ends = [0]
+        for group_ns in times:
+            ends.append(ends[-1] + group_ns)
+        ends_ns[bucket] = tuple(ends)
+    return VirtualProgram(model.group_count, ends_ns)
+
+
+class Truth:
+    """Draws the fate of each slice when it is launched. A `TruthOf` of the virtual executor."""
+
+    def __init__(self, parameters: DeviceParameters, clock: VirtualClock, seed: str) -> None:
+        rng = random.Random(seed)
+        faults = parameters.faults
+        self._random = rng.random
+        self._clock = clock
+        self._faults_end_ns = faults.end_ns
+        self._late_ns_max = faults.late_ns_max
+        # One draw decides between the faults, so these are the ends of stretches of 0..1.
+        self._slow = faults.slow_ppm / PPM
+        self._late = self._slow + faults.late_ppm / PPM
+        self._failed = self._late + faults.failure_ppm / PPM
+        # A table of factors: a log-normal draw for every slice would cost more than the device.
+        self._noise = [
+            round(math.exp(rng.gauss(0.0, faults.noise_sigma)) * (1 << _NOISE_SHIFT))
+            for _ in range(_NOISE_COUNT)
+        ]
+
+    def __call__(self, work: Slice, program: VirtualProgram) -> SliceTruth:
+        ends_ns = program.group_ends_ns[work.bucket]
+        true_ns = ends_ns[work.end_group] - ends_ns[work.first_group]
+        draw = self._random
+        duration_ns = true_ns * self._noise[int(draw() * _NOISE_COUNT)] >> _NOISE_SHIFT
+        if self._clock.now_ns >= self._faults_end_ns:
+            return SliceTruth(duration_ns)
+        fate = draw()
+        if fate >= self._failed:
+            return SliceTruth(duration_ns)
+        if fate < self._slow:
+            slow = work.first_group + int(draw() * (work.end_group - work.first_group))
+            return SliceTruth(duration_ns + 9 * (ends_ns[slow + 1] - ends_ns[slow]))
+        if fate < self._late:
+            return SliceTruth(duration_ns, late_ns=int(draw() * self._late_ns_max))
+        return SliceTruth(duration_ns, failure="a fault of the simulation")

@@ -1,0 +1,297 @@
+"""The world around one simulated device: its mail, as a parent and its clients would send it.
+
+Clients send requests by their pattern and react to what they hear (a closed loop sends the next
+one); faults drain and reload models, storm with cancels, make clients vanish and lose the device.
+All draws come from generators of their own, seeded by the run's seed, so that what one client
+does hardly depends on the others. It must not know the scheduler: it gives events, and is told of
+fates and releases.
+
+Invariant: mail comes out in the order of its time, and nothing new starts after the horizon.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+
+from gpumuxd.domain import CursorKind, Lane, LaneKind, OutcomeKind, PriorityClass
+from gpumuxd.events import (
+    DeviceLost,
+    Event,
+    ModelDraining,
+    ModelReady,
+    PartitionChanged,
+    RequestArrived,
+    RequestCancelled,
+    TenantChanged,
+)
+from gpumuxd.testing.parameters import (
+    PPM,
+    ClientParameters,
+    DeviceParameters,
+    ModelParameters,
+)
+
+Action = Callable[[int], None]
+"""Something that happens at a time and may add mail for that time or later."""
+
+_HOP_NS_MAX = 50_000
+"""A request was stamped in the parent up to this long before its event is in the mail."""
+
+_UNKNOWN_REQUEST = 1 << 40
+_UNKNOWN_MODEL = "nobody/1"
+
+
+def lanes_of(parameters: DeviceParameters) -> tuple[Lane, ...]:
+    """The lanes of a simulated device."""
+    compute = Lane(0, LaneKind.COMPUTE)
+    if parameters.has_high_lane:
+        return (compute, Lane(0, LaneKind.COMPUTE_HIGH))
+    return (compute,)
+
+
+class Workload:
+    """Everything that happens to one device from outside."""
+
+    def __init__(self, parameters: DeviceParameters, seed: str) -> None:
+        self._parameters = parameters
+        self._random = random.Random(f"{seed}/workload")
+        self._mail: list[tuple[int, int, Event | Action]] = []
+        self._numbers = 0
+        self._requests = 0
+        self._loads = 0
+        self._is_restarted = False
+        self._models = {model.name: model for model in parameters.models}
+        self._key_of_model: dict[str, str] = {}
+        self._model_of_key: dict[str, ModelParameters] = {}
+        self._reload_after_ns: dict[str, int] = {}
+        self._client_of_request: dict[int, Client] = {}
+        self._clients = [
+            Client(self, client, random.Random(f"{seed}/{client.name}"))
+            for client in parameters.clients
+        ]
+
+    # For the simulator
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the next mail comes."""
+        return self._mail[0][0] if self._mail else None
+
+    def due(self, now_ns: int) -> list[Event]:
+        """The mail that has come."""
+        events: list[Event] = []
+        mail = self._mail
+        while mail and mail[0][0] <= now_ns:
+            what = heapq.heappop(mail)[2]
+            if callable(what):
+                what(now_ns)
+            else:
+                events.append(what)
+        return events
+
+    def model_of(self, key: str) -> ModelParameters:
+        """Which model a key names."""
+        return self._model_of_key[key]
+
+    def start(self) -> None:
+        """The device is up for the first time."""
+        self._announce(0)
+        faults = self._parameters.faults
+        for name, drain_ns, reload_after_ns in faults.reloads:
+            self._post(drain_ns, self._drain(name, reload_after_ns))
+        for storm_ns in faults.storms_ns:
+            self._post(storm_ns, self._storm)
+        if faults.lost_ns is not None:
+            self._post(faults.lost_ns, DeviceLost("a fault of the simulation"))
+        for client in self._clients:
+            client.start()
+
+    def restart(self, now_ns: int) -> None:
+        """Another device takes the place of the lost one, and is given all models anew."""
+        assert not self._is_restarted, "a device is lost once"
+        self._is_restarted = True
+        self._reload_after_ns.clear()
+        self._announce(now_ns)
+
+    def finished(self, request_id: int, kind: OutcomeKind, now_ns: int) -> None:
+        """A request has its fate."""
+        client = self._client_of_request.pop(request_id, None)
+        if client is not None:
+            client.hear(request_id, kind, now_ns)
+
+    def released(self, key: str, now_ns: int) -> None:
+        """A drained model is gone; it comes back under another key."""
+        name = self._model_of_key[key].name
+        reload_after_ns = self._reload_after_ns.pop(name, None)
+        if reload_after_ns is not None:
+            self._load(name, now_ns + reload_after_ns)
+
+    # For clients
+
+    @property
+    def horizon_ns(self) -> int:
+        return self._parameters.horizon_ns
+
+    def at(self, time_ns: int, action: Action) -> None:
+        """Do something at a time."""
+        self._post(time_ns, action)
+
+    def send(self, client: "Client", now_ns: int) -> int:
+        """A client's request is in the mail."""
+        asked = client.parameters
+        rng = client.random
+        model = self._models[asked.model]
+        key = self._key_of_model.get(asked.model, _UNKNOWN_MODEL)
+        self._requests += 1
+        arrived_ns = max(0, now_ns - rng.randrange(_HOP_NS_MAX))
+        deadline_ns = None
+        if asked.deadline_ns is not None:
+            # Now and then one that has passed already.
+            ahead_ns = asked.deadline_ns if rng.random() < 0.97 else -1
+            deadline_ns = arrived_ns + ahead_ns
+        self._client_of_request[self._requests] = client
+        bucket = rng.choice(tuple(model.group_ns))
+        self._post(
+            now_ns,
+            RequestArrived(
+                request_id=self._requests,
+                tenant=asked.tenant,
+                model=key,
+                priority_class=asked.priority_class,
+                bucket=bucket,
+                arrived_ns=arrived_ns,
+                deadline_ns=deadline_ns,
+                rows=bucket[0],
+            ),
+        )
+        return self._requests
+
+    def cancel(self, request_id: int, time_ns: int) -> None:
+        """Nobody waits for this request from then on; it may have ended before."""
+        self._post(time_ns, RequestCancelled(request_id))
+
+    # Inside
+
+    def _post(self, time_ns: int, what: Event | Action) -> None:
+        self._numbers += 1
+        heapq.heappush(self._mail, (time_ns, self._numbers, what))
+
+    def _announce(self, now_ns: int) -> None:
+        self._post(now_ns, PartitionChanged(0, lanes_of(self._parameters)))
+        for tenant in self._parameters.tenants:
+            changed = TenantChanged(
+                tenant.name, tenant.weight, tenant.realtime_per_s, tenant.realtime_burst
+            )
+            self._post(now_ns, changed)
+        for name in self._models:
+            self._load(name, now_ns)
+
+    def _load(self, name: str, time_ns: int) -> None:
+        model = self._models[name]
+        self._loads += 1
+        key = f"{name}/1#{self._loads}"
+        self._model_of_key[key] = model
+
+        def ready(now_ns: int) -> None:
+            self._key_of_model[name] = key
+            profile = model.profile
+            loaded = ModelReady(
+                key, profile, model.class_max, model.slo_ns, model.weights_bytes, model.frame_bytes
+            )
+            self._post(now_ns, loaded)
+            for _ in range(model.profile_runs):
+                self._requests += 1
+                bucket = next(iter(model.group_ns))
+                profiling = RequestArrived(
+                    self._requests,
+                    "",
+                    key,
+                    PriorityClass.BEST_EFFORT,
+                    bucket,
+                    now_ns,
+                    kind=CursorKind.PROFILE,
+                )
+                self._post(now_ns, profiling)
+
+        self._post(time_ns, ready)
+
+    def _drain(self, name: str, reload_after_ns: int) -> Action:
+        def drain(now_ns: int) -> None:
+            if self._is_restarted:
+                return
+            self._reload_after_ns[name] = reload_after_ns
+            self._post(now_ns, ModelDraining(self._key_of_model[name]))
+
+        return drain
+
+    def _storm(self, now_ns: int) -> None:
+        """Most of what is outstanding is cancelled at once, and some that never was."""
+        for request_id in list(self._client_of_request):
+            if self._random.random() < 0.8:
+                self.cancel(request_id, now_ns)
+        self.cancel(_UNKNOWN_REQUEST, now_ns)
+
+
+class Client:
+    """One program that sends requests until it has sent enough, vanished or the run ends."""
+
+    __slots__ = ("_left", "_outstanding", "_workload", "parameters", "random")
+
+    def __init__(
+        self, workload: Workload, parameters: ClientParameters, rng: random.Random
+    ) -> None:
+        self.parameters = parameters
+        self.random = rng
+        self._workload = workload
+        self._left = parameters.requests
+        self._outstanding: dict[int, None] = {}
+
+    def start(self) -> None:
+        """Make the first move."""
+        asked = self.parameters
+        if asked.vanish_ns is not None:
+            self._workload.at(asked.vanish_ns, self._vanish)
+        first_ns = self.random.randrange(max(1, min(asked.interval_ns, 1_000_000)))
+        if asked.pattern == "closed":
+            for _ in range(asked.width):
+                self._workload.at(first_ns, self._send)
+        else:
+            self._workload.at(first_ns, self._send_and_repeat)
+
+    def hear(self, request_id: int, kind: OutcomeKind, now_ns: int) -> None:
+        """A request of ours has its fate: a closed loop sends the next, after a pause if refused.
+
+        Nobody asks again at the very moment of a refusal: that would be an endless loop in no time.
+        """
+        del self._outstanding[request_id]
+        if self.parameters.pattern != "closed":
+            return
+        is_served = kind is OutcomeKind.COMPLETED
+        pause_ns = self.random.choice((0, 20_000)) if is_served else 300_000
+        self._workload.at(now_ns + pause_ns, self._send)
+
+    def _send(self, now_ns: int) -> None:
+        if self._left == 0 or now_ns >= self._workload.horizon_ns:
+            return
+        self._left -= 1
+        request_id = self._workload.send(self, now_ns)
+        self._outstanding[request_id] = None
+        if self.parameters.cancel_ppm and self.random.randrange(PPM) < self.parameters.cancel_ppm:
+            patience_ns = self.random.randrange(max(1, 2 * self.parameters.interval_ns))
+            self._workload.cancel(request_id, now_ns + patience_ns)
+
+    def _send_and_repeat(self, now_ns: int) -> None:
+        asked = self.parameters
+        interval_ns = asked.interval_ns
+        for _ in range(asked.width if asked.pattern == "burst" else 1):
+            self._send(now_ns)
+        if asked.pattern == "poisson":
+            interval_ns = max(1, int(self.random.expovariate(1.0) * interval_ns))
+        if self._left and now_ns < self._workload.horizon_ns:
+            self._workload.at(now_ns + interval_ns, self._send_and_repeat)
+
+    def _vanish(self, now_ns: int) -> None:
+        """The program is gone: it sends nothing more and waits for nothing."""
+        self._left = 0
+        for request_id in self._outstanding:
+            self._workload.cancel(request_id, now_ns)

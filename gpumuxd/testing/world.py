@@ -1,0 +1,353 @@
+"""What an onlooker knows who sees only the events and commands of one device scheduler.
+
+The independent model behind the checkers: it never looks into the scheduler. It records facts
+(what arrived, what is in flight, who holds which frame) and derives from them who could be
+launched; whether that is right is asked in `checkers.py` and `order_checks.py`.
+
+Invariant: `waiting` holds exactly the admitted requests that have groups left to launch and
+nothing against them but, maybe, a deadline that has come.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+
+from gpumuxd.commands import Admit, Finish, Launch, Release, Retire
+from gpumuxd.domain import Lane, Outcome, PriorityClass, Slice
+from gpumuxd.events import (
+    DeviceLost,
+    Event,
+    ModelDraining,
+    ModelReady,
+    PartitionChanged,
+    RequestArrived,
+    RequestCancelled,
+    SliceFailed,
+    SyncPointReached,
+    TenantChanged,
+)
+from gpumuxd.settings import Order, SchedulerSettings
+from gpumuxd.units import NS_PER_S
+
+NEVER_NS = 1 << 62
+
+Bounds = tuple[int | None, ...]
+"""By class, the bound on work in flight that its arrivals could be ordered ahead of."""
+
+
+class SeenModel:
+    """A model from its readiness to its release."""
+
+    __slots__ = ("cursors", "is_draining", "live", "measured", "ready")
+
+    def __init__(self, ready: ModelReady) -> None:
+        self.ready = ready
+        self.is_draining = False
+        self.live = 0
+        self.cursors = 0
+        self.measured = bool(ready.profile.group_ns)
+
+
+class SeenTenant:
+    """A tenant's weight, and its admitted rate as a bucket of tokens worth NS_PER_S each."""
+
+    __slots__ = ("changed", "filled_ns", "level")
+
+    def __init__(self, changed: TenantChanged, now_ns: int) -> None:
+        self.changed = changed
+        self.level = changed.realtime_burst * NS_PER_S
+        self.filled_ns = now_ns
+
+    def take_realtime(self, now_ns: int) -> bool:
+        """Take a token if there is one: is this request within the admitted rate?"""
+        rate = self.changed.realtime_per_s
+        if rate is None:
+            return True
+        full = self.changed.realtime_burst * NS_PER_S
+        self.level = min(full, self.level + (now_ns - self.filled_ns) * rate)
+        self.filled_ns = now_ns
+        if self.level < NS_PER_S:
+            return False
+        self.level -= NS_PER_S
+        return True
+
+
+class SeenCursor:
+    """A cursor from its first slice to its retirement."""
+
+    __slots__ = (
+        "compute_ns",
+        "failed",
+        "first_started_ns",
+        "frame",
+        "in_flight",
+        "last_end_ns",
+        "launched",
+        "model",
+        "passed",
+        "request",
+        "sample",
+    )
+
+    def __init__(self, request: "SeenRequest", model: SeenModel, work: Slice) -> None:
+        self.request = request
+        self.model = model
+        self.sample = work
+        self.frame = work.frame
+        self.launched = 0
+        self.passed = 0
+        self.in_flight = 0
+        self.failed = False
+        self.compute_ns = 0
+        self.first_started_ns = -1
+        self.last_end_ns = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.passed == self.model.ready.profile.group_count
+
+
+class SeenRequest:
+    """A request from its arrival to its fate."""
+
+    __slots__ = (
+        "arrival",
+        "arrived",
+        "cancelled",
+        "cursor",
+        "effective_class",
+        "is_admitted",
+        "key",
+        "model",
+        "seen_ns",
+        "was_held_back",
+    )
+
+    def __init__(self, arrived: RequestArrived, arrival: int, now_ns: int) -> None:
+        deadline_ns = NEVER_NS if arrived.deadline_ns is None else arrived.deadline_ns
+        self.arrived = arrived
+        self.arrival = arrival
+        self.key = (deadline_ns, arrival)
+        self.seen_ns = now_ns
+        self.effective_class = arrived.priority_class
+        self.model: SeenModel | None = None
+        self.cursor: SeenCursor | None = None
+        self.is_admitted = False
+        self.cancelled = False
+        self.was_held_back = False  # for want of a frame or of memory
+
+
+class SeenSlice:
+    """A slice in flight, with the bounds in force when it was launched."""
+
+    __slots__ = ("bounds_ns", "cursor", "work")
+
+    def __init__(self, work: Slice, cursor: SeenCursor, bounds_ns: Bounds) -> None:
+        self.work = work
+        self.cursor = cursor
+        self.bounds_ns = bounds_ns
+
+
+class World:
+    """Everything seen so far of one device scheduler."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.requests: dict[int, SeenRequest] = {}
+        self.finished: dict[int, Outcome] = {}
+        self.undecided: dict[int, SeenRequest] = {}
+        self.waiting: dict[PriorityClass, dict[int, SeenRequest]] = {c: {} for c in PriorityClass}
+        self.models: dict[str, SeenModel] = {}
+        self.tenants: dict[str, SeenTenant] = {}
+        self.cursors: dict[int, SeenCursor] = {}
+        self.cursors_ended: set[int] = set()
+        self.slices: dict[int, SeenSlice] = {}
+        self.slice_id_max = -1
+        self.lanes: dict[Lane, deque[SeenSlice]] = {}
+        self.cursor_of_frame: dict[int, int] = {}
+        self.memory_bytes = 0
+        self.arrivals = 0
+        self.slices_launched = 0
+        self.groups_launched = 0
+        self.is_lost = False
+        self.touched: list[SeenRequest] = []
+        """Requests that an event may have brought to their end since the last poll."""
+        self._deadlines: list[tuple[int, int]] = []
+
+    # Events
+
+    def see(self, event: Event, now_ns: int) -> None:
+        """Record an event."""
+        match event:
+            case SyncPointReached():
+                self._see_passed(event)
+            case RequestArrived():
+                request = SeenRequest(event, self.arrivals, now_ns)
+                self.arrivals += 1
+                self.requests[event.request_id] = request
+                self.undecided[event.request_id] = request
+                if event.deadline_ns is not None:
+                    heapq.heappush(self._deadlines, (event.deadline_ns, event.request_id))
+            case RequestCancelled(request_id):
+                if request_id in self.requests:
+                    self._cancel(self.requests[request_id])
+            case SliceFailed(slice_id):
+                cursor = self._leave_lane(slice_id).cursor
+                cursor.failed = True
+                self._stop_waiting(cursor.request)
+            case ModelReady():
+                self.models[event.model] = SeenModel(event)
+                self.memory_bytes += event.weights_bytes
+            case ModelDraining(model):
+                self.models[model].is_draining = True
+            case TenantChanged():
+                self.tenants[event.tenant] = SeenTenant(event, now_ns)
+            case PartitionChanged():
+                self.lanes = {lane: self.lanes.get(lane, deque()) for lane in event.lanes}
+            case DeviceLost():
+                self.is_lost = True
+                for one_class in self.waiting.values():
+                    one_class.clear()
+            case _:
+                raise AssertionError(f"unknown event {event!r}")
+
+    def _see_passed(self, event: SyncPointReached) -> None:
+        seen = self._leave_lane(event.slice_id)
+        cursor = seen.cursor
+        cursor.passed = seen.work.end_group
+        cursor.compute_ns += event.device_ns
+        cursor.last_end_ns = event.started_ns + event.device_ns
+        cursor.model.measured = True
+        if cursor.first_started_ns < 0:
+            cursor.first_started_ns = event.started_ns
+
+    def _leave_lane(self, slice_id: int) -> SeenSlice:
+        seen = self.slices.pop(slice_id)
+        self.lanes[seen.work.lane].remove(seen)
+        seen.cursor.in_flight -= 1
+        self.touched.append(seen.cursor.request)
+        return seen
+
+    def _cancel(self, request: SeenRequest) -> None:
+        request.cancelled = True
+        self._stop_waiting(request)
+        self.touched.append(request)
+
+    # Commands
+
+    def admit(self, command: Admit, now_ns: int) -> None:
+        """Record that a request was accepted, and the class it is ordered in from now on."""
+        request = self.undecided.pop(command.request_id)
+        arrived = request.arrived
+        request.is_admitted = True
+        request.model = self.models[arrived.model]
+        request.model.live += 1
+        tenant = self.tenants.get(arrived.tenant)
+        if arrived.priority_class is PriorityClass.REALTIME and tenant is not None:
+            within = tenant.take_realtime(now_ns)
+            request.effective_class = PriorityClass.REALTIME if within else PriorityClass.STANDARD
+        if not request.cancelled:
+            self.waiting[request.effective_class][arrived.request_id] = request
+
+    def launch(self, command: Launch, bounds_ns: Bounds) -> None:
+        """Record a slice in flight; its first one starts a cursor and takes a frame."""
+        work = command.slice
+        cursor = self.cursors.get(work.cursor_id)
+        if cursor is None:
+            cursor = self._start(work)
+        cursor.launched = work.end_group
+        cursor.in_flight += 1
+        seen = SeenSlice(work, cursor, bounds_ns)
+        self.slices[work.slice_id] = seen
+        self.slice_id_max = max(self.slice_id_max, work.slice_id)
+        self.lanes[work.lane].append(seen)
+        self.slices_launched += 1
+        self.groups_launched += work.end_group - work.first_group
+        if cursor.launched >= cursor.model.ready.profile.group_count:
+            self._stop_waiting(cursor.request)
+
+    def _start(self, work: Slice) -> SeenCursor:
+        request = self.requests[work.members[0]]
+        model = self.models[work.model]
+        cursor = SeenCursor(request, model, work)
+        for request_id in work.members:
+            self.requests[request_id].cursor = cursor
+        self.cursors[work.cursor_id] = cursor
+        self.cursor_of_frame[work.frame] = work.cursor_id
+        self.memory_bytes += model.ready.frame_bytes
+        model.cursors += 1
+        return cursor
+
+    def finish(self, command: Finish) -> None:
+        """Record a fate."""
+        request = self.requests.pop(command.request_id)
+        self.undecided.pop(command.request_id, None)
+        self.finished[command.request_id] = command.outcome
+        self._stop_waiting(request)
+        if request.model is not None:
+            request.model.live -= 1
+
+    def retire(self, command: Retire) -> None:
+        """Record that a frame is free."""
+        cursor = self.cursors.pop(command.cursor_id)
+        self.cursors_ended.add(command.cursor_id)
+        self.cursor_of_frame.pop(cursor.frame, None)
+        self.memory_bytes -= cursor.model.ready.frame_bytes
+        cursor.model.cursors -= 1
+
+    def release(self, command: Release) -> None:
+        """Record that a model is gone."""
+        model = self.models.pop(command.model)
+        self.memory_bytes -= model.ready.weights_bytes
+
+    def take_touched(self, now_ns: int) -> list[SeenRequest]:
+        """The touched requests, and those whose deadline has come; each is told once."""
+        touched, self.touched = self.touched, []
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            request = self.requests.get(heapq.heappop(self._deadlines)[1])
+            if request is not None:
+                touched.append(request)
+        return touched
+
+    def _stop_waiting(self, request: SeenRequest) -> None:
+        self.waiting[request.effective_class].pop(request.arrived.request_id, None)
+
+    # Questions
+
+    def frames_for(self, priority_class: PriorityClass) -> int:
+        """How many cursors may hold a frame for one of this class still to start."""
+        if self.settings.order is Order.FIFO:  # knows no classes
+            return self.settings.frames_max
+        left = {
+            PriorityClass.BEST_EFFORT: 2 * self.settings.frames_reserved,
+            PriorityClass.STANDARD: self.settings.frames_reserved,
+            PriorityClass.REALTIME: 0,
+        }[priority_class]
+        # A share of nothing would mean never: the first frame of an empty device is anybody's.
+        return max(1, self.settings.frames_max - left)
+
+    def may_start(self, request: SeenRequest) -> bool:
+        """Is there a frame and memory for it now?"""
+        assert request.model is not None
+        return (
+            len(self.cursors) < self.frames_for(request.effective_class)
+            and self.memory_bytes + request.model.ready.frame_bytes
+            <= self.settings.memory_bytes_max
+        )
+
+    def is_eligible(self, request: SeenRequest, now_ns: int) -> bool:
+        """Could a slice of this waiting request be launched now, as far as an onlooker knows?
+
+        What was never measured runs one group at a time, so it rests while one is in flight.
+        """
+        if now_ns >= request.key[0]:
+            return False
+        if request.cursor is None:
+            return self.may_start(request)
+        model = request.model
+        assert model is not None
+        return model.measured or not request.cursor.in_flight
+
+    def in_flight(self) -> Iterable[SeenSlice]:
+        """Slices in flight, in the order of their launch."""
+        return self.slices.values()

@@ -1,0 +1,75 @@
+"""The process of a device child: what it does once, before and after the loop.
+
+Order matters. First it ties its life to the parent's, then it hears what it is (Start), and only
+then does it import torch, which takes a second or two. It ends in one of three ways: after Stop or
+SIGTERM, when everything admitted is finished; at once, when the parent is gone; and by an
+assertion, with a traceback on standard error, which the parent sees as a lost device.
+"""
+
+import gc
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from gpumuxd.device.log import log
+from gpumuxd.wire.arena import ArenaMap
+from gpumuxd.wire.channel import Channel, ChannelClosed, MalformedFrame
+from gpumuxd.wire.frames import Start
+from gpumuxd.wire.process import ParentGone, set_parent_death_signal
+
+EXIT_PARENT_GONE = 3
+EXIT_USAGE = 64
+EXIT_BUG = 70
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve one device over the socket whose number is the only argument."""
+    set_parent_death_signal()
+    # Ctrl-C in a terminal reaches the whole group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        (number,) = arguments
+        channel = Channel.from_fd(int(number))
+    except (ValueError, OSError) as error:
+        print(f"expected the number of an inherited socket: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        start, arena = _read_start(channel)
+        set_parent_death_signal(start.parent_pid)
+        # Off from the first import on: a collection may come at any moment otherwise.
+        gc.disable()
+        # Here and not at the top: the parent's death must count before this takes its time.
+        from gpumuxd.device.serving import serve
+
+        serve(channel, start, arena)
+        return 0
+    except (ChannelClosed, ParentGone) as error:
+        log("parent_gone", reason=str(error))
+        _leave(EXIT_PARENT_GONE)
+    except BaseException:
+        traceback.print_exc()
+        _leave(EXIT_BUG)
+
+
+def _read_start(channel: Channel) -> tuple[Start, ArenaMap]:
+    """Wait for the first frame."""
+    received = channel.receive()
+    while received is None:
+        select.select([channel], (), ())
+        received = channel.receive()
+    frame, fds = received
+    if not isinstance(frame, Start) or len(fds) != 1:
+        raise MalformedFrame(
+            f"expected Start with one descriptor, got {type(frame).__name__} with {len(fds)}"
+        )
+    return frame, ArenaMap(fds[0])
+
+
+def _leave(code: int) -> NoReturn:
+    """End without waiting for the device thread, which may be inside a long kernel."""
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,76 @@
+"""A device child once torch is imported: its parts are put together and its loop is run here."""
+
+import gc
+import os
+import platform
+import signal
+from dataclasses import replace
+
+import torch
+
+from gpumuxd.clock import monotonic_ns
+from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.device.log import log
+from gpumuxd.device.loop import DeviceLoop
+from gpumuxd.device.mailbox import Mailbox
+from gpumuxd.device.tensors import ArenaTensors
+from gpumuxd.executors.cpu import CpuExecutor
+from gpumuxd.settings import DeviceSettings
+from gpumuxd.wire.arena import ArenaMap
+from gpumuxd.wire.channel import Channel
+from gpumuxd.wire.frames import Start, Started
+from gpumuxd.wire.process import set_timer_slack
+
+TIMER_SLACK_NS = 1
+"""A wait of the loop ends when it is due: 12 us late instead of 64 us."""
+
+
+def serve(channel: Channel, start: Start, arena: ArenaMap) -> None:
+    """Serve until Stop or SIGTERM and everything is finished. Raises ChannelClosed."""
+    settings = _without_arena(start.settings, arena)
+    kind, _, _ = settings.device.partition(":")
+    assert kind == "cpu", f"no executor for device {settings.device!r}"
+    # Before the device thread starts, which inherits it.
+    set_timer_slack(TIMER_SLACK_NS)
+    torch.set_num_threads(settings.threads)
+    torch.set_num_interop_threads(1)
+    mailbox = Mailbox(channel)
+    executor = CpuExecutor(
+        threads=settings.threads,
+        launch_cost_ns=settings.launch_cost_ns,
+        mail_fd=mailbox.fileno(),
+    )
+    loop = DeviceLoop(
+        mailbox,
+        DeviceScheduler(settings.scheduler),
+        executor,
+        ArenaTensors(arena),
+        settings,
+        monotonic_ns,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+    mailbox.post(_started(settings))
+    # What is there now stays: no later collection has to look at torch's objects again.
+    gc.collect()
+    gc.freeze()
+    log("device_started", device=settings.device, threads=settings.threads)
+    loop.run()
+    executor.close()
+    mailbox.close()
+    log("device_stopped", device=settings.device)
+
+
+def _without_arena(settings: DeviceSettings, arena: ArenaMap) -> DeviceSettings:
+    """The ledger's limit is for weights and frames; what the arena takes is spent already."""
+    limit = max(settings.scheduler.memory_bytes_max - arena.size_bytes, 0)
+    return replace(settings, scheduler=replace(settings.scheduler, memory_bytes_max=limit))
+
+
+def _started(settings: DeviceSettings) -> Started:
+    threads = "1 thread" if settings.threads == 1 else f"{settings.threads} threads"
+    return Started(
+        device=settings.device,
+        description=f"CPU ({platform.machine()}), {threads}",
+        torch_version=str(torch.__version__),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )

@@ -1,0 +1,54 @@
+"""Frames to events, and snapshots to frames: one function each, no state."""
+
+from gpumuxd.core.statistics import DeviceStatistics
+from gpumuxd.device.loading import INTERNAL_MARK
+from gpumuxd.events import RequestArrived, TenantChanged
+from gpumuxd.wire.frames import ModelFigures, SetTenant, Statistics, Submit
+
+
+def request_arrived(frame: Submit) -> RequestArrived:
+    """A request as the scheduler sees it: no tensors."""
+    return RequestArrived(
+        request_id=frame.request_id,
+        tenant=frame.tenant,
+        model=frame.model,
+        priority_class=frame.priority_class,
+        bucket=frame.bucket,
+        arrived_ns=frame.arrived_ns,
+        deadline_ns=frame.deadline_ns,
+        rows=frame.rows,
+    )
+
+
+def tenant_changed(frame: SetTenant) -> TenantChanged:
+    """A tenant's share as the scheduler sees it."""
+    return TenantChanged(
+        tenant=frame.tenant,
+        weight=frame.weight,
+        realtime_per_s=frame.realtime_per_s,
+        realtime_burst=frame.realtime_burst,
+    )
+
+
+def statistics_frame(snapshot: DeviceStatistics) -> Statistics:
+    """What the parent is told; programs that are only measured are nobody's models."""
+    return Statistics(
+        queued=snapshot.queued,
+        started=snapshot.started,
+        in_flight_slices=snapshot.in_flight_slices,
+        slices_launched=snapshot.slices_launched,
+        groups_launched=snapshot.groups_launched,
+        preemptions=snapshot.preemptions,
+        deadline_missed=snapshot.deadline_missed,
+        refused=snapshot.refused,
+        frames_held=snapshot.frames_held,
+        memory_bytes=snapshot.memory_bytes,
+        bound_ns=snapshot.bound_ns,
+        window=snapshot.window,
+        device_busy_ns=snapshot.device_busy_ns,
+        models=tuple(
+            ModelFigures(m.model, m.queued, m.started, m.completed, m.failed)
+            for m in snapshot.models
+            if INTERNAL_MARK not in m.model
+        ),
+    )

@@ -1,0 +1,64 @@
+"""Which status an error becomes, and that nothing leaks."""
+
+import asyncio
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from gpumuxd import errors
+from gpumuxd.domain import Outcome, OutcomeKind
+from gpumuxd.rpc.status import DETAILS_BYTES_MAX, failure_of, shorten
+
+
+def error_classes(base: type[errors.GpumuxdError]) -> list[type[errors.GpumuxdError]]:
+    return [base, *(found for sub in base.__subclasses__() for found in error_classes(sub))]
+
+
+@pytest.mark.parametrize("error_class", error_classes(errors.GpumuxdError))
+def test_every_error_has_a_status_and_tells_its_class(
+    error_class: type[errors.GpumuxdError],
+) -> None:
+    failure = failure_of(error_class("expected 1, got 2"), "/a/B")
+    assert failure.code is grpc.StatusCode[error_class.status]
+    assert failure.details == "expected 1, got 2"
+    assert failure.trailing_metadata == (("gpumuxd-reason", error_class.__name__),)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in OutcomeKind if kind is not OutcomeKind.COMPLETED]
+)
+def test_every_fate_has_a_status(kind: OutcomeKind) -> None:
+    failure = failure_of(errors.error_of(Outcome(kind, "why")), "/a/B")
+    assert failure.code is not grpc.StatusCode.OK
+    assert failure.details == "why"
+
+
+@pytest.mark.parametrize(
+    "bug", [AssertionError("/home/secret"), KeyError("secret"), grpc.aio.UsageError("secret")]
+)
+def test_a_bug_is_logged_and_says_nothing(bug: Exception) -> None:
+    with capture_logs() as logs:
+        failure = failure_of(bug, "/a/B")
+    assert failure == (grpc.StatusCode.INTERNAL, "internal error", "Internal")
+    (entry,) = logs
+    assert (entry["log_level"], entry["method"], entry["exc_info"]) == ("error", "/a/B", bug)
+
+
+def test_a_cancellation_from_inside_becomes_retryable() -> None:
+    with capture_logs():
+        failure = failure_of(asyncio.CancelledError(), "/a/B")
+    assert failure.code is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("text", ["", "plain", "ü" * (DETAILS_BYTES_MAX // 2)])
+def test_a_text_that_fits_is_left_alone(text: str) -> None:
+    assert shorten(text) == text
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000, "ü" * 5_000, "\U0001f600" * 3_000])
+def test_a_long_text_is_cut_between_characters(text: str) -> None:
+    short = shorten(text)
+    assert short.endswith("...")
+    assert text.startswith(short.removesuffix("..."))
+    assert DETAILS_BYTES_MAX - 8 <= len(short.encode()) <= DETAILS_BYTES_MAX

@@ -160,16 +160,13 @@ class BucketTable:
             if scale != ONE:
                 self._materialise(column, keep=(0, 0))
         base = self._base_prefix
-        prefix = [0]
-        total_ns = longest_ns = 0
-        for index, ratios in enumerate(zip(*self._columns, strict=True)):
-            second_largest = sorted(ratios)[-2]
-            group_ns = max(1, ((base[index + 1] - base[index]) * second_largest) >> SHIFT)
-            total_ns += group_ns
-            longest_ns = max(longest_ns, group_ns)
-            prefix.append(total_ns)
+        second_largest = [sorted(ratios)[-2] for ratios in zip(*self._columns, strict=True)]
+        group_ns = [
+            (end - start) * ratio >> SHIFT or 1
+            for start, end, ratio in zip(base, base[1:], second_largest, strict=False)
+        ]
         runs = sorted(self._runs)
-        self.prefix = prefix
-        self.longest_group_ns = longest_ns
+        self.prefix = [0, *accumulate(group_ns)]
+        self.longest_group_ns = max(group_ns)
         self.run_ns = max(1, (base[-1] * runs[-2]) >> SHIFT)
         self.typical = max(1, runs[RUNS // 2])

@@ -380,15 +380,20 @@ class DeviceScheduler:
     def _launch(self, now_ns: int, commands: list[Command]) -> None:
         if self._bounds_are_stale:
             self._bounds_are_stale = False
-            round_trip_ns = self._lanes.compute.launch_queue.round_trip_ns
+            round_trip_ns = self._lanes.in_order[0].launch_queue.round_trip_ns
             self._bounds = slicing.bounds_of(self._models.values(), self._settings, round_trip_ns)
         for lane in self._lanes.in_order:
-            if not lane.run_queue.live:
+            run_queue, queue = lane.run_queue, lane.launch_queue
+            if not run_queue.live:
                 continue
             blocked = self._why_held(lane)
-            while blocked is None:
-                blocked = self._launch_next(lane, now_ns, commands)
-            self._counters.blocked[blocked] += 1
+            while blocked is None and run_queue.live:
+                if len(queue.flights) >= queue.window:
+                    blocked = Blocked.WINDOW_FULL
+                else:
+                    blocked = self._launch_next(lane, now_ns, commands)
+            if blocked is not None:
+                self._counters.count(blocked)
 
     def _why_held(self, lane: LaneState) -> Blocked | None:
         """Lower work does not start beside REALTIME work that runs or could run."""
@@ -405,11 +410,9 @@ class DeviceScheduler:
     def _launch_next(self, lane: LaneState, now_ns: int, commands: list[Command]) -> Blocked | None:
         """Launch one slice on this lane, or say what is in the way."""
         queue = lane.launch_queue
-        if queue.is_full:
-            return Blocked.WINDOW_FULL
         cursor = lane.run_queue.select(self._ledger)
         if cursor is None:
-            return Blocked.NO_FRAME if lane.run_queue.live else Blocked.NOTHING_LEFT
+            return Blocked.NO_FRAME
         choice = slicing.choose(cursor, queue, self._bounds, self._settings)
         if isinstance(choice, Blocked):
             return choice

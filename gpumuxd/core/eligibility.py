@@ -19,7 +19,6 @@ class Blocked(enum.StrEnum):
     NO_FRAME = "no_frame"
     NO_MEMORY = "no_memory"
 
-    NOTHING_LEFT = "nothing_left"
     WINDOW_FULL = "window_full"
     OVER_BOUND = "over_bound"
     UNKNOWN_ESTIMATE = "unknown_estimate"

@@ -22,13 +22,12 @@ _DECISION_ORDER = (LaneKind.COMPUTE_HIGH, LaneKind.COMPUTE, LaneKind.COPY_IN, La
 class LaneState:
     """One lane: what could be launched on it and what is in flight on it."""
 
-    __slots__ = ("is_gone", "launch_queue", "realtime", "run_queue")
+    __slots__ = ("launch_queue", "realtime", "run_queue")
 
     def __init__(self, lane: Lane, settings: SchedulerSettings) -> None:
         self.launch_queue = LaunchQueue(lane, settings.window_max, settings.round_trip_ns)
         self.run_queue = RunQueue(settings.order)
         self.realtime = DeadlineBacklog()
-        self.is_gone = False  # no longer announced; what is in flight on it still passes
 
     def add(self, cursor: Cursor) -> None:
         """Queue an admitted cursor that has groups left to launch."""
@@ -56,46 +55,44 @@ class LaneState:
 class Lanes:
     """The lanes that a partition has now."""
 
-    __slots__ = ("_by_kind", "_settings", "in_order", "partition")
+    __slots__ = ("_by_kind", "_settings", "compute", "high", "in_order", "partition", "upload")
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
         self._by_kind: dict[LaneKind, LaneState] = {}
         self.partition: int | None = None
         self.in_order: list[LaneState] = []  # the order in which decisions are made
+        self.compute: LaneState | None = None
+        self.high: LaneState | None = None
+        self.upload: LaneState | None = None
 
     def change(self, partition: int, lanes: tuple[Lane, ...]) -> None:
-        """Announce the lanes. Those that stay keep their queues."""
+        """Announce the lanes. Those that stay keep their queues; what is in flight on one that
+        goes still passes."""
         assert self.partition in (None, partition), "one device scheduler per partition"
         kinds = {lane.kind for lane in lanes}
         assert len(kinds) == len(lanes), f"two lanes of one kind: {lanes}"
         assert LaneKind.COMPUTE in kinds, f"no compute lane: {lanes}"
         assert all(lane.partition == partition for lane in lanes), f"a foreign lane: {lanes}"
         self.partition = partition
-        for kind, state in self._by_kind.items():
-            state.is_gone = kind not in kinds
         self._by_kind = {
             lane.kind: self._by_kind.get(lane.kind) or LaneState(lane, self._settings)
             for lane in lanes
         }
         self.in_order = [self._by_kind[kind] for kind in _DECISION_ORDER if kind in kinds]
-
-    @property
-    def compute(self) -> LaneState:
-        return self._by_kind[LaneKind.COMPUTE]
-
-    @property
-    def high(self) -> LaneState | None:
-        return self._by_kind.get(LaneKind.COMPUTE_HIGH)
+        self.compute = self._by_kind[LaneKind.COMPUTE]
+        self.high = self._by_kind.get(LaneKind.COMPUTE_HIGH)
+        self.upload = self._by_kind.get(LaneKind.COPY_IN)
 
     def of(self, cursor: Cursor) -> LaneState:
         """Where this cursor's next slice goes."""
-        kind = LaneKind.COMPUTE
-        if cursor.kind is CursorKind.UPLOAD:
-            kind = LaneKind.COPY_IN
-        elif cursor.priority_class is PriorityClass.REALTIME:
-            kind = LaneKind.COMPUTE_HIGH
-        return self._by_kind.get(kind) or self._by_kind[LaneKind.COMPUTE]
+        lane = self.compute
+        if cursor.priority_class is PriorityClass.REALTIME and self.high is not None:
+            lane = self.high
+        if cursor.kind is CursorKind.UPLOAD and self.upload is not None:
+            lane = self.upload
+        assert lane is not None, "lanes are announced before anything else"
+        return lane
 
     def overlapped(self, flight: Flight, started_ns: int) -> bool:
         """Was another lane active at some time since `started_ns`? Asked when a slice passes."""

@@ -20,7 +20,8 @@ has passed. Waiting cursors whose model's frame does not fit in memory are passe
 model (`Model.is_blocked`), because a smaller frame behind them may fit.
 
 Invariant: each flow with an eligible cursor has exactly one current entry in the matching heap,
-and that entry's key is never later than the flow's true one.
+and that entry's key is never later than the flow's true one. So a charge needs no push: the entry
+is found too early when it comes to the top, and corrected there.
 """
 
 from heapq import heapify, heappop, heappush
@@ -38,7 +39,7 @@ STALE_MIN = 64
 """Heaps are not rebuilt for fewer dead entries than this."""
 
 _Item = tuple[int, int, Cursor]  # deadline (0 in fifo), arrival, cursor
-_Entry = tuple[int, int, int, int, "Flow"]  # tag, deadline, arrival, serial, flow
+_Entry = tuple[int, int, int, int, "Flow", Cursor]  # tag, deadline, arrival, serial, flow, head
 
 
 class Flow:
@@ -69,7 +70,7 @@ class Flow:
         return best
 
     def is_idle(self) -> bool:
-        return self.head(True) is None and not self.waiting
+        return self.head(True) is None and self.head(False) is None and not self.waiting
 
 
 def _living_head(heap: list[_Item]) -> _Item | None:
@@ -101,10 +102,22 @@ class ClassQueue:
         if self._is_fair and flow.is_idle():
             flow.tag = max(flow.tag, self.v)
         self.live += 1
-        self._push(flow, cursor)
+        deadline_ns = cursor.deadline_ns if self._uses_deadlines else 0
+        item = (deadline_ns, cursor.arrival, cursor)
+        if cursor.is_started:
+            heap = flow.started
+        else:
+            model = cursor.model
+            assert model is not None, "only admitted cursors are queued"
+            if model.number not in flow.waiting:
+                flow.waiting[model.number] = (model, [])
+            heap = flow.waiting[model.number][1]
+        heappush(heap, item)
+        if heap[0] is item:
+            self._refresh(flow, cursor.is_started)
 
     def start(self, cursor: Cursor) -> None:
-        """It took a frame. Its waiting item is dead from now on; the head is dropped lazily."""
+        """The waiting head took a frame."""
         flow = self._flow(cursor)
         model = cursor.model
         assert model is not None
@@ -114,50 +127,53 @@ class ClassQueue:
         if not heap:
             del flow.waiting[model.number]
         heappush(flow.started, item)
-        self._refresh(flow, want_started=False)
-        self._refresh(flow, want_started=True)
+        if flow.started[0] is item:
+            self._refresh(flow, True)
 
-    def drop(self, cursor: Cursor) -> None:
-        """It ended or has nothing left to launch; `is_queued` is False already."""
-        assert not cursor.is_queued, "dropped before it said so"
+    def drop(self) -> None:
+        """A cursor ended or has nothing left to launch; its `is_queued` is False already."""
         self.live -= 1
         self._dead += 1
         if self._dead > max(STALE_MIN, self.live):
             self._rebuild()
 
-    def charge(self, cursor: Cursor, device_ns: int) -> None:
-        """Book device time on the cursor's flow; negative when a prediction was too high."""
+    def serve(self, cursor: Cursor, device_ns: int) -> None:
+        """A slice of it goes now: its flow's tag is the class's time, and the slice is charged."""
+        if self._is_fair:
+            flow = self._flow(cursor)
+            self.v = max(self.v, flow.tag)
+            flow.tag += device_ns * TAG_SCALE // cursor.tenant.weight
+
+    def correct(self, cursor: Cursor, device_ns: int) -> None:
+        """A slice took this much more than it was charged; negative: less."""
         if not self._is_fair or device_ns == 0:
             return
         flow = self._flow(cursor)
         flow.tag += device_ns * TAG_SCALE // cursor.tenant.weight
-        self._refresh(flow, want_started=False)
-        self._refresh(flow, want_started=True)
-
-    def serve(self, cursor: Cursor) -> None:
-        """A slice of it goes now: the tag of its flow is the class's time."""
-        if self._is_fair:
-            self.v = max(self.v, self._flow(cursor).tag)
+        for want_started in (False, True):
+            entry = flow.current[want_started]
+            if entry is not None and entry[0] > flow.tag:
+                self._refresh(flow, want_started)
 
     def peek(self, may_start: bool, ledger: Ledger) -> Cursor | None:
         """The next eligible cursor. Marks models whose frame does not fit as blocked."""
-        started = self._top(want_started=True)
+        started = self._top(True)
         if not may_start:
-            return started[1] if started is not None else None
+            return started[5] if started is not None else None
         while True:
-            waiting = self._top(want_started=False)
-            if waiting is None or (started is not None and started[0] < waiting[0]):
-                return started[1] if started is not None else None
-            model = waiting[1].model
+            waiting = self._top(False)
+            if waiting is None or (started is not None and started < waiting):
+                return started[5] if started is not None else None
+            model = waiting[5].model
             assert model is not None
             if ledger.fits(model):
-                return waiting[1]
+                return waiting[5]
             model.is_blocked = True
 
     def unblock(self) -> None:
         """Frames of some model fit again: give every flow its entry back."""
         for flow in self._flows.values():
-            self._refresh(flow, want_started=False)
+            self._refresh(flow, False)
 
     def _flow(self, cursor: Cursor) -> Flow:
         name = cursor.tenant.name if self._is_fair else ""
@@ -166,47 +182,33 @@ class ClassQueue:
             flow = self._flows[name] = Flow()
         return flow
 
-    def _push(self, flow: Flow, cursor: Cursor) -> None:
-        deadline_ns = cursor.deadline_ns if self._uses_deadlines else 0
-        item = (deadline_ns, cursor.arrival, cursor)
-        if cursor.is_started:
-            heappush(flow.started, item)
-            self._refresh(flow, want_started=True)
-            return
-        model = cursor.model
-        assert model is not None, "only admitted cursors are queued"
-        if model.number not in flow.waiting:
-            flow.waiting[model.number] = (model, [])
-        heap = flow.waiting[model.number][1]
-        heappush(heap, item)
-        if heap[0] is item:
-            self._refresh(flow, want_started=False)
-
-    def _top(self, *, want_started: bool) -> tuple[_Entry, Cursor] | None:
+    def _top(self, want_started: bool) -> _Entry | None:
+        """The first entry that still says the truth; others are corrected on the way."""
         heap = self._heaps[want_started]
         while heap:
             entry = heap[0]
-            flow = entry[4]
+            flow, cursor = entry[4], entry[5]
             if entry is not flow.current[want_started]:
                 heappop(heap)
-                continue
-            item = flow.head(want_started)
-            if item is not None and item[1] == entry[2]:
-                return entry, item[2]
-            self._refresh(flow, want_started=want_started)
+            elif cursor.is_queued and entry[0] == flow.tag and self._is_head(cursor, want_started):
+                return entry
+            else:
+                self._refresh(flow, want_started)
         return None
 
-    def _refresh(self, flow: Flow, *, want_started: bool) -> None:
+    def _is_head(self, cursor: Cursor, want_started: bool) -> bool:
+        model = cursor.model
+        assert model is not None
+        return want_started or not (cursor.is_started or model.is_blocked)
+
+    def _refresh(self, flow: Flow, want_started: bool) -> None:
         """Give a flow the entry that its head and tag ask for now."""
         item = flow.head(want_started)
         if item is None:
             flow.current[want_started] = None
             return
-        current = flow.current[want_started]
-        if current is not None and current[2] == item[1] and current[0] == flow.tag:
-            return
         self._serial += 1
-        entry: _Entry = (flow.tag, item[0], item[1], self._serial, flow)
+        entry: _Entry = (flow.tag, item[0], item[1], self._serial, flow, item[2])
         flow.current[want_started] = entry
         heap = self._heaps[want_started]
         heappush(heap, entry)
@@ -230,7 +232,7 @@ def _keep_living(heap: list[_Item]) -> None:
 class RunQueue:
     """Every cursor of one lane that has groups left to launch."""
 
-    __slots__ = ("_classes", "_is_fifo", "backlog_ns")
+    __slots__ = ("_classes", "_is_fifo", "backlog_ns", "live")
 
     def __init__(self, order: Order) -> None:
         self._is_fifo = order is Order.FIFO
@@ -241,11 +243,12 @@ class RunQueue:
                 ClassQueue(is_fair=each is not PriorityClass.REALTIME, uses_deadlines=True)
                 for each in PriorityClass
             ]
-        self.backlog_ns = [0] * len(PriorityClass)
-        """Predicted time not launched yet, by class."""
+        self.live = 0  # queued cursors: admitted, alive, with groups left to launch
+        self.backlog_ns = [0] * len(PriorityClass)  # predicted and not launched yet, by class
 
     def add(self, cursor: Cursor) -> None:
         cursor.is_queued = True
+        self.live += 1
         self.backlog_ns[cursor.priority_class] += cursor.remaining_ns
         self._class_of(cursor).add(cursor)
 
@@ -255,25 +258,23 @@ class RunQueue:
 
     def launched(self, cursor: Cursor, predicted_ns: int, remaining_ns: int) -> None:
         """A slice of it was launched; `remaining_ns` is predicted for the rest."""
-        queue = self._class_of(cursor)
-        queue.serve(cursor)
+        self._class_of(cursor).serve(cursor, predicted_ns)
         self.backlog_ns[cursor.priority_class] += remaining_ns - cursor.remaining_ns
         cursor.remaining_ns = remaining_ns
         if cursor.next_group == cursor.group_count:
             self.drop(cursor)
-        queue.charge(cursor, predicted_ns)
 
     def drop(self, cursor: Cursor) -> None:
         """It ended, moved to another lane or has nothing left to launch. Idempotent."""
-        if not cursor.is_queued:
-            return
-        cursor.is_queued = False
-        self.backlog_ns[cursor.priority_class] -= cursor.remaining_ns
-        self._class_of(cursor).drop(cursor)
+        if cursor.is_queued:
+            cursor.is_queued = False
+            self.live -= 1
+            self.backlog_ns[cursor.priority_class] -= cursor.remaining_ns
+            self._class_of(cursor).drop()
 
     def correct(self, cursor: Cursor, device_ns: int) -> None:
-        """A slice took this much more (or, negative, less) than was charged."""
-        self._class_of(cursor).charge(cursor, device_ns)
+        """A slice took this much more than was charged; negative: less."""
+        self._class_of(cursor).correct(cursor, device_ns)
 
     def select(self, ledger: Ledger) -> Cursor | None:
         """Who is next among the eligible. None: nobody, though some may wait for a frame."""
@@ -289,11 +290,6 @@ class RunQueue:
     def unblock(self) -> None:
         for queue in self._classes:
             queue.unblock()
-
-    @property
-    def live(self) -> int:
-        """Queued cursors: admitted, alive, with groups left to launch."""
-        return sum(queue.live for queue in self._classes)
 
     def _class_of(self, cursor: Cursor) -> ClassQueue:
         return self._classes[0 if self._is_fifo else cursor.priority_class]

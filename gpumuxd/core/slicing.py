@@ -84,9 +84,10 @@ def laxity_ns(model: Model, settings: SchedulerSettings, round_trip_ns: int) -> 
 def choose(
     cursor: Cursor, queue: LaunchQueue, bounds: Bounds, settings: SchedulerSettings
 ) -> tuple[int, int] | Blocked:
-    """The end group and predicted time of the cursor's next slice, or why there is none now."""
-    if len(queue.flights) >= queue.window:
-        return Blocked.WINDOW_FULL
+    """The end group and predicted time of the cursor's next slice, or why there is none now.
+
+    The window has room: whoever asks has looked.
+    """
     table = cursor.table
     assert table is not None
     prefix = table.prefix

@@ -29,7 +29,11 @@ class Counters:
         self.preemptions = 0
         self.deadline_missed = 0
         self.refused = 0
-        self.blocked = dict.fromkeys(Blocked, 0)
+        self.blocked = dict.fromkeys((reason.value for reason in Blocked), 0)
+
+    def count(self, blocked: Blocked) -> None:
+        # By its string: hashing an enum member is a call of its own, and this is the hot path.
+        self.blocked[blocked._value_] += 1
 
 
 def snapshot(
@@ -45,7 +49,7 @@ def snapshot(
 ) -> DeviceStatistics:
     """Everything that can be seen of a device scheduler, as values."""
     queues = [lane.launch_queue for lane in lanes.in_order]
-    first = lanes.compute.launch_queue if queues else None
+    first = lanes.compute.launch_queue if lanes.compute is not None else None
     return DeviceStatistics(
         queued=admitted - ledger.frames_held,
         started=ledger.frames_held,
@@ -64,7 +68,7 @@ def snapshot(
         bound_origin=bounds.origin,
         round_trip_ns=first.round_trip_ns if first is not None else 0,
         rescales=estimator.rescales,
-        blocked=tuple((reason.value, count) for reason, count in counters.blocked.items()),
+        blocked=tuple(counters.blocked.items()),
     )
 
 

@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeVar
 
-import structlog
-
 from gpumuxd.clock import Clock
 from gpumuxd.errors import DeviceLost, GpumuxdError, InvalidModel, QueueFull
 from gpumuxd.node.api import Tenant
@@ -38,8 +36,6 @@ FRAMES_PER_TURN_MAX = 64
 """Frames read before other work of the event loop gets its turn."""
 
 _T = TypeVar("_T")
-
-_log = structlog.get_logger()
 
 
 class DeviceLink:
@@ -197,9 +193,11 @@ class DeviceLink:
                     return
                 self._handle_frame(*received)
         except ChannelClosed:
-            # End of file: it has ended or is of no use; the pidfd tells when it is gone.
+            # It is ending, and says by its exit status why; one that does not end is of no use.
             self._loop.remove_reader(self._channel.fileno())
-            self.kill("it closed its channel")
+            self._loop.call_later(
+                self._limits.exit_ns_max / NS_PER_S, self.kill, "it closed its channel"
+            )
         except ChannelError as error:
             self._loop.remove_reader(self._channel.fileno())
             self.kill(f"it sent what is no frame: {error}")
@@ -335,27 +333,28 @@ class DeviceLink:
             # An answer that is there already counts, however late we are to read it.
             self._handle_readable()
             now_ns = self._clock()
-            may_be_silent = not self._started.done() or bool(self._loads)
-            if self._started.done() or now_ns - self.began_ns < self._limits.start_ns_max:
-                if self._watch.is_silent(now_ns, now_ns - due_ns, may_be_silent):
-                    self.kill(
-                        f"its loop stood still for {self._limits.silence_ns_max / NS_PER_S} s"
-                    )
-            else:
+            is_silent = self._watch.is_silent(
+                now_ns,
+                parent_lag_ns=now_ns - due_ns,
+                # Up is what has turned: after Started the child still tidies up what it imported.
+                may_be_silent=not self._watch.has_turned or bool(self._loads),
+            )
+            if is_silent:
+                self.kill(f"its loop stood still for {self._limits.silence_ns_max / NS_PER_S} s")
+            elif not self._watch.has_turned and now_ns - self.began_ns > self._limits.start_ns_max:
                 self.kill(f"it was not up after {self._limits.start_ns_max / NS_PER_S} s")
-            count += 1
-            self._ask(frames.Ping(count))
-            if now_ns - asked_ns >= self._limits.statistics_interval_ns:
-                asked_ns = now_ns
-                self._ask(frames.AskStatistics())
+            if self._started.done():
+                count += 1
+                self._ask(frames.Ping(count))
+                if now_ns - asked_ns >= self._limits.statistics_interval_ns:
+                    asked_ns = now_ns
+                    self._ask(frames.AskStatistics())
             due_ns = now_ns + interval_ns
 
     def _ask(self, frame: frames.Frame) -> None:
         """Say this or leave it: it is said again soon."""
-        try:
+        with contextlib.suppress(ChannelFull, GpumuxdError):
             self._send_now(frame)
-        except (ChannelFull, GpumuxdError):
-            _log.debug("device_not_asked", device=self.settings.device)
 
 
 def _resolve(future: "asyncio.Future[_T] | None", value: _T) -> None:

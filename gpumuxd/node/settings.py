@@ -36,6 +36,9 @@ class LinkSettings:
     stop_ns_max: int = 5 * NS_PER_S
     """After `Stop`, what is in flight ends in this time; then the child is killed."""
 
+    exit_ns_max: int = NS_PER_S
+    """A child that closed its channel is gone in this time."""
+
 
 @dataclass(frozen=True, slots=True)
 class RestartSettings:

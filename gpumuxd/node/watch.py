@@ -16,6 +16,11 @@ class SilenceWatch:
         self._turns = -1
         self._heard_ns = now_ns
 
+    @property
+    def has_turned(self) -> bool:
+        """True once the loop was heard of for the first time."""
+        return self._turns >= 0
+
     def heard_pong(self, turns: int, now_ns: int) -> None:
         """The loop's count of turns. Progress is a count that grew."""
         if turns > self._turns:

@@ -1,0 +1,295 @@
+"""A device child and a loader that are coroutines here: they speak the real frames over a real
+socket pair, and do only what the test asks."""
+
+import asyncio
+import itertools
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gpumuxd.clock import monotonic_ns
+from gpumuxd.domain import COMPLETED, Outcome, RunReport
+from gpumuxd.models.spec import ModelSpec, Symbol, TensorSpec
+from gpumuxd.node.api import InferCall, InputTensor, Tenant
+from gpumuxd.node.child_process import Child
+from gpumuxd.node.tenants import DEFAULT_TENANT
+from gpumuxd.wire import frames
+from gpumuxd.wire.arena import ArenaMap
+from gpumuxd.wire.channel import Channel, ChannelClosed
+from gpumuxd.wire.process import sealed_memfd
+
+F = TypeVar("F", bound=frames.Frame)
+
+WAIT_S = 10.0
+"""Nothing here takes long; a test that waits for this has failed."""
+
+SPEC = ModelSpec(
+    inputs=(TensorSpec("x", "INT32", (("batch",), 2)),),
+    outputs=(TensorSpec("y", "INT32", (("batch",), 2)), TensorSpec("n", "INT64", (("batch",),))),
+    symbols=(Symbol("batch", 1, 8),),
+    batch_symbol="batch",
+)
+
+
+class FakeChild:
+    """A process that ends when it is told to; satisfies `child_process.Child`."""
+
+    _pids = itertools.count(900_001)
+
+    def __init__(self) -> None:
+        self.pid = next(self._pids)
+        self.how = ""
+        self.is_reaped = False
+        self._readable, self._held = os.pipe()
+
+    def fileno(self) -> int:
+        return self._readable
+
+    def kill(self) -> None:
+        self.end("signal SIGKILL")
+
+    def reap(self) -> str:
+        assert self.how, "reaped while it runs"
+        self.is_reaped = True
+        return self.how
+
+    def close(self) -> None:
+        os.close(self._readable)
+
+    def end(self, how: str) -> None:
+        if not self.how:
+            self.how = how
+            os.close(self._held)
+
+
+class FakeLife(FakeChild):
+    """One life of a fake device child. What it does by itself is in its attributes."""
+
+    def __init__(
+        self, peer: socket.socket, environment: Mapping[str, str], plan: "FakeDevice"
+    ) -> None:
+        super().__init__()
+        self.environment = environment
+        self.plan = plan
+        self.seen: list[frames.AnyFrame] = []
+        self.turns = 0
+        self.arena: ArenaMap | None = None
+        self._changed = asyncio.Event()
+        self._channel = Channel(peer.dup())
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
+
+    def end(self, how: str) -> None:
+        if not self.how:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._channel.close()
+            if self.arena is not None:
+                self.arena.close()
+        super().end(how)
+
+    def send(self, frame: frames.Frame) -> None:
+        self._channel.send(frame)
+
+    def send_bytes(self, data: bytes) -> None:
+        self._channel._sock.send(data)
+
+    def finish(
+        self,
+        request_id: int,
+        outputs: Sequence[bytes] = (),
+        outcome: Outcome = COMPLETED,
+        report: RunReport = RunReport(),  # noqa: B008 - frozen
+    ) -> None:
+        """End a request, with these bytes as its outputs."""
+        submit = next(s for s in self.of(frames.Submit) if s.request_id == request_id)
+        assert self.arena is not None
+        for block, data in zip(submit.outputs, outputs, strict=False):
+            self.arena.buffer[block.offset : block.offset + len(data)] = data
+        blocks = submit.outputs if outcome is COMPLETED else ()
+        self.send(frames.Finished(request_id, outcome, report, blocks))
+
+    def input(self, submit: frames.Submit, index: int = 0) -> bytes:
+        assert self.arena is not None
+        block = submit.inputs[index]
+        return bytes(self.arena.buffer[block.offset : block.offset + block.size_bytes])
+
+    def of(self, kind: type[F]) -> list[F]:
+        return [frame for frame in self.seen if isinstance(frame, kind)]
+
+    async def wait_for(self, kind: type[F], count: int = 1) -> list[F]:
+        """The first `count` frames of a kind, when they have come."""
+        async with asyncio.timeout(WAIT_S):
+            while len(self.of(kind)) < count:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.of(kind)[:count]
+
+    def _read(self) -> None:
+        try:
+            while not self.how and (received := self._channel.receive()) is not None:
+                self._handle(*received)
+        except ChannelClosed:
+            self.end("exit code 0")
+
+    def _handle(self, frame: frames.AnyFrame, fds: list[int]) -> None:
+        self.seen.append(frame)
+        self._changed.set()
+        if isinstance(frame, frames.Start):
+            self.arena = ArenaMap(fds.pop())
+        for fd in fds:
+            os.close(fd)
+        self.plan.respond(self, frame)
+
+
+class FakeDevice:
+    """Spawns fake lives. The flags say what each life answers by itself."""
+
+    def __init__(self) -> None:
+        self.lives: list[FakeLife] = []
+        self.answers_start = True
+        self.answers_ping = True
+        self.answers_unload = True
+        self.answers_stop = True
+        self.ends_at_start = False
+        self.on_load: Callable[[FakeLife, frames.LoadModel], None] = load_well
+        self._spawned = asyncio.Event()
+
+    @property
+    def life(self) -> FakeLife:
+        return self.lives[-1]
+
+    def spawn(self, peer: socket.socket, environment: Mapping[str, str]) -> Child:
+        life = FakeLife(peer, environment, self)
+        self.lives.append(life)
+        self._spawned.set()
+        if self.ends_at_start:
+            life.end("exit code 1")
+        return life
+
+    async def wait_lives(self, count: int) -> FakeLife:
+        async with asyncio.timeout(WAIT_S):
+            while len(self.lives) < count:
+                self._spawned.clear()
+                await self._spawned.wait()
+        return self.lives[count - 1]
+
+    def respond(self, life: FakeLife, frame: frames.AnyFrame) -> None:
+        match frame:
+            case frames.Start() if self.answers_start:
+                life.send(frames.Started(frame.settings.device, "a fake", "2.13", 1 << 30))
+            case frames.Ping(count=count) if self.answers_ping:
+                life.turns += 1
+                life.send(frames.Pong(count, life.turns))
+            case frames.LoadModel():
+                self.on_load(life, frame)
+            case frames.UnloadModel(model=model) if self.answers_unload:
+                life.send(frames.ModelReleased(model))
+            case frames.AskStatistics():
+                life.send(frames.Statistics(3, 2, 1, 9, 9, 4, 0, 0, 2, 1000, 77, 2, 5000))
+            case frames.Stop() if self.answers_stop:
+                life.end("exit code 0")
+            case _:
+                pass
+
+
+def load_well(life: FakeLife, frame: frames.LoadModel) -> None:
+    life.send(frames.ModelLoaded(frame.model, 3, 40_000, (((1,), 100_000),), 64, 128, False))
+
+
+def load_badly(life: FakeLife, frame: frames.LoadModel) -> None:
+    life.send(frames.ModelFailed(frame.model, "it does not compile"))
+
+
+def load_deadly(life: FakeLife, frame: frames.LoadModel) -> None:
+    life.end("signal SIGSEGV")
+
+
+def load_never(life: FakeLife, frame: frames.LoadModel) -> None:
+    """Says nothing."""
+
+
+class FakeLoader:
+    """Spawns fake loaders that answer every Read alike."""
+
+    def __init__(self, spec: ModelSpec = SPEC) -> None:
+        self.spec = spec
+        self.children: list[FakeChild] = []
+        self.answer: Callable[[Channel, bytes], None] = self.read_well
+        self.on_read: Callable[[], None] = lambda: None
+
+    def spawn(self, peer: socket.socket, environment: Mapping[str, str]) -> Child:
+        assert "NOTIFY_SOCKET" not in environment
+        child = FakeChild()
+        self.children.append(child)
+        loop = asyncio.get_running_loop()
+        channel = Channel(peer.dup())
+
+        def read() -> None:
+            try:
+                received = channel.receive()
+            except ChannelClosed:
+                received = None
+            loop.remove_reader(channel.fileno())
+            if received is not None:
+                _, (artifact_fd,) = received
+                data = os.read(artifact_fd, 100)
+                os.close(artifact_fd)
+                self.on_read()
+                self.answer(channel, data)
+            channel.close()
+
+        loop.add_reader(channel.fileno(), read)
+        return child
+
+    def read_well(self, channel: Channel, data: bytes) -> None:
+        fds = [sealed_memfd("fake", lambda file: file.write(data)) for _ in range(2)]
+        spec = msgspec.msgpack.encode(self.spec)
+        channel.send(frames.ReadDone(f"hash of {data!r}", spec, 1, 1, 1), fds)
+        for fd in fds:
+            os.close(fd)
+
+    def refuse(self, channel: Channel, data: bytes) -> None:
+        channel.send(frames.ReadFailed("aten.evil is not allowed"))
+
+    def crash(self, channel: Channel, data: bytes) -> None:
+        """Answers nothing; its channel closes."""
+
+    def talk_nonsense(self, channel: Channel, data: bytes) -> None:
+        channel.send(frames.Ping(1))
+
+
+def add_model(
+    repository: Path, name: str, version: int = 1, data: bytes = b"v1", manifest: str = ""
+) -> Path:
+    """A model in a repository; its artifact is whatever the fake loader takes it for."""
+    directory = repository / name / str(version)
+    directory.mkdir(parents=True, exist_ok=True)
+    if manifest:
+        (repository / name / "model.toml").write_text(manifest)
+    artifact = directory / "model.pt2"
+    artifact.write_bytes(data)
+    return artifact
+
+
+def int32(*values: int) -> bytes:
+    return b"".join(value.to_bytes(4, "little", signed=True) for value in values)
+
+
+def call(
+    *values: int,
+    model: str = "m",
+    tenant: Tenant = DEFAULT_TENANT,
+    priority: int = 0,
+    deadline_ns: int | None = None,
+    version: str = "",
+    wanted: Sequence[str] = (),
+) -> InferCall:
+    """A good call of SPEC with one row for each two values."""
+    values = values or (1, 2)
+    tensor = InputTensor("x", "INT32", (len(values) // 2, 2), int32(*values))
+    return InferCall(
+        tenant, model, version, priority, deadline_ns, monotonic_ns(), [tensor], wanted
+    )

@@ -1,0 +1,688 @@
+"""The node with fake children: each path of a request, a model and a device, without torch."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumuxd.clock import monotonic_ns
+from gpumuxd.domain import Outcome, OutcomeKind, PriorityClass, RunReport
+from gpumuxd.errors import (
+    DeadlineInfeasible,
+    DeadlineMissed,
+    DeviceLost,
+    Draining,
+    InvalidModel,
+    InvalidRequest,
+    ModelFaulted,
+    ModelNotReady,
+    PermissionDenied,
+    QueueFull,
+    QuotaExceeded,
+    UnknownModel,
+)
+from gpumuxd.node.api import InferReply, ModelState, Tenant
+from gpumuxd.node.node import Node
+from gpumuxd.node.settings import LinkSettings, NodeSettings, RestartSettings, TenantSettings
+from gpumuxd.node.tenants import DEFAULT_TENANT
+from gpumuxd.settings import DeviceSettings
+from gpumuxd.units import MIB, NS_PER_MS
+from gpumuxd.wire import frames
+from tests.node.fakes import (
+    WAIT_S,
+    FakeDevice,
+    FakeLife,
+    FakeLoader,
+    add_model,
+    call,
+    int32,
+    load_badly,
+    load_deadly,
+    load_never,
+    load_well,
+)
+
+ADMIN = Tenant("admin", is_admin=True)
+VOICE = Tenant("voice", priority_max=PriorityClass.REALTIME)
+INDEX = Tenant("index", priority_max=PriorityClass.BEST_EFFORT, priority_default=3)
+TENANTS = tuple(TenantSettings(tenant) for tenant in (ADMIN, VOICE, INDEX))
+
+CPU_0 = DeviceSettings("cpu:0", arena_bytes=MIB)
+CPU_1 = DeviceSettings("cpu:1", arena_bytes=MIB)
+FAST = RestartSettings(delay_ns_first=1, delay_ns_max=1)
+
+
+class World:
+    """A node, its repository and its fake children."""
+
+    def __init__(self, path: Path) -> None:
+        self.repository = path
+        self.device = FakeDevice()
+        self.loader = FakeLoader()
+        self.readiness: list[bool] = []
+        self._ready_changed = asyncio.Event()
+        self.settings = NodeSettings(
+            repository_paths=(path,), devices=(CPU_0,), restart=FAST, startup_models=()
+        )
+
+    @asynccontextmanager
+    async def started(self, **changes: object) -> AsyncIterator[Node]:
+        """A node that is up and has loaded its startup models."""
+        self.settings = replace(self.settings, **changes)
+        self.node = Node(
+            self.settings,
+            spawn_device=self.device.spawn,
+            spawn_loader=self.loader.spawn,
+            on_readiness=self._hear,
+        )
+        try:
+            await self.node.start()
+            await self.node.load_startup_models()
+            yield self.node
+        finally:
+            await self.node.stop()
+            assert self.node.requests_in_flight == 0
+            for life in self.device.lives:
+                assert life.is_reaped
+            for loader in self.loader.children:
+                assert loader.is_reaped
+
+    async def wait_ready(self) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not self.node.is_ready():
+                self._ready_changed.clear()
+                await self._ready_changed.wait()
+
+    def _hear(self, is_ready: bool) -> None:
+        self.readiness.append(is_ready)
+        self._ready_changed.set()
+
+    @property
+    def life(self) -> FakeLife:
+        return self.device.life
+
+    def state(self, name: str = "m", version: str = "1") -> tuple[ModelState, str]:
+        (entry,) = [e for e in self.node.index(ADMIN) if e.name == name and e.version == version]
+        return entry.state, entry.reason
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    add_model(tmp_path, "m")
+    return World(tmp_path)
+
+
+def start(node: Node, *values: int, **fields: object) -> "asyncio.Task[InferReply]":
+    return asyncio.ensure_future(node.infer(call(*values, **fields)))
+
+
+# One request
+
+
+async def test_a_request_from_call_to_reply(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        task = start(node, 1, 2, 3, 4)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        assert submit.model == "m/1#1"
+        assert submit.rows == 2
+        assert submit.bucket == (2,)
+        assert submit.priority_class is PriorityClass.STANDARD
+        assert world.life.input(submit) == int32(1, 2, 3, 4)
+        report = RunReport(queue_ns=1, compute_ns=2)
+        world.life.finish(submit.request_id, [int32(5, 6, 7, 8), bytes(16)], report=report)
+        reply = await task
+        assert (reply.model, reply.version, reply.report) == ("m", "1", report)
+        assert [(o.name, o.datatype, o.shape, o.data) for o in reply.outputs] == [
+            ("y", "INT32", (2, 2), int32(5, 6, 7, 8)),
+            ("n", "INT64", (2,), bytes(16)),
+        ]
+        assert node.requests_in_flight == 0
+
+
+async def test_only_the_outputs_that_were_asked_for_come_back(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        task = start(node, wanted=["n"])
+        (submit,) = await world.life.wait_for(frames.Submit)
+        world.life.finish(submit.request_id, [int32(0, 0), b"8bytes.."])
+        assert [(o.name, o.data) for o in (await task).outputs] == [("n", b"8bytes..")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"model": "other"}, UnknownModel, "no model 'other'"),
+        ({"model": "../m"}, InvalidRequest, "model name"),
+        ({"model": "m\0"}, InvalidRequest, "model name"),
+        ({"model": "m" * 10_000}, InvalidRequest, "10000 characters"),
+        ({"version": "2"}, UnknownModel, "no version '2'"),
+        ({"version": "one"}, InvalidRequest, "'one': expected a positive integer"),
+        ({"wanted": ["z"]}, InvalidRequest, "unknown output 'z'"),
+        ({"priority": -1}, InvalidRequest, "got -1"),
+        ({"deadline_ns": 5}, DeadlineInfeasible, "ms before it was read"),
+    ],
+)
+async def test_a_bad_request_and_then_a_good_one(
+    world: World, fields: dict[str, object], error: type[Exception], message: str
+) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        with pytest.raises(error, match=message):
+            await node.infer(call(**fields))
+        assert node.requests_in_flight == 0
+        task = start(node, deadline_ns=monotonic_ns() + 10**12)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        world.life.finish(submit.request_id)
+        await task
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (OutcomeKind.DEADLINE_MISSED, DeadlineMissed),
+        (OutcomeKind.MODEL_FAULTED, ModelFaulted),
+        (OutcomeKind.QUEUE_FULL, QueueFull),
+    ],
+)
+async def test_another_outcome_is_an_error_with_its_reason(
+    world: World, kind: OutcomeKind, error: type[Exception]
+) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        task = start(node)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        world.life.finish(submit.request_id, outcome=Outcome(kind, "because of 7"))
+        with pytest.raises(error, match="because of 7"):
+            await task
+        assert node.requests_in_flight == 0
+
+
+async def test_limits_come_before_the_model_is_looked_up(world: World) -> None:
+    tenants = (TenantSettings(DEFAULT_TENANT, bytes_in_flight_max=7),)
+    async with world.started(tenants=tenants) as node:
+        with pytest.raises(QuotaExceeded, match="bytes_in_flight_max is 7"):
+            await node.infer(call(model="no such"))
+
+
+async def test_outputs_count_as_bytes_in_flight(world: World) -> None:
+    # one row: 8 bytes in, 8 + 8 bytes out
+    tenants = (TenantSettings(DEFAULT_TENANT, bytes_in_flight_max=23),)
+    async with world.started(tenants=tenants, startup_models=("m",)) as node:
+        with pytest.raises(QuotaExceeded, match="8 tensor bytes in flight and asks for 16 more"):
+            await node.infer(call())
+        assert node.requests_in_flight == 0
+
+
+async def test_a_full_arena_is_queue_full_until_memory_comes_back(world: World) -> None:
+    small = replace(CPU_0, arena_bytes=5 * 64)  # three blocks a request
+    async with world.started(devices=(small,), startup_models=("m",)) as node:
+        first = start(node)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        with pytest.raises(QueueFull, match="no memory for the tensors"):
+            await node.infer(call())
+        world.life.finish(submit.request_id)
+        await first
+        again = start(node)
+        (_, submit) = await world.life.wait_for(frames.Submit, 2)
+        world.life.finish(submit.request_id)
+        await again
+
+
+async def test_memory_of_a_cancelled_request_is_kept_until_the_child_confirms(
+    world: World,
+) -> None:
+    small = replace(CPU_0, arena_bytes=5 * 64)
+    async with world.started(devices=(small,), startup_models=("m",)) as node:
+        task = start(node)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        (cancel,) = await world.life.wait_for(frames.Cancel)
+        assert cancel.request_id == submit.request_id
+        assert node.requests_in_flight == 1
+        with pytest.raises(QueueFull):
+            await node.infer(call())
+        drained = asyncio.ensure_future(node.drain())
+        world.life.finish(submit.request_id, outcome=Outcome(OutcomeKind.CANCELLED))
+        async with asyncio.timeout(WAIT_S):
+            await drained
+        assert node.view().devices[0].requests_in_flight == 0
+
+
+async def test_a_cancel_that_crosses_the_finish_releases_once(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        task = start(node)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        world.life.finish(submit.request_id)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(WAIT_S):
+            await node.drain()
+        assert world.device.life.how == ""  # nobody was killed for a finish nobody waits for
+
+
+async def test_a_child_that_answers_with_other_shapes_is_not_believed(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        task = start(node)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        y, n = submit.outputs
+        world.life.send(
+            frames.Finished(
+                submit.request_id,
+                Outcome(OutcomeKind.COMPLETED),
+                RunReport(),
+                (replace_block(y, shape=(10**9,)), n),
+            )
+        )
+        with pytest.raises(ModelFaulted, match=r"'y': expected INT32 \[1, 2\] from the device"):
+            await task
+
+
+def replace_block(block: frames.Block, shape: tuple[int, ...]) -> frames.Block:
+    return frames.Block(block.offset, block.size_bytes, block.datatype, shape)
+
+
+async def test_priority_is_bounded_by_tenant_and_by_model(world: World) -> None:
+    add_model(world.repository, "m", manifest='priority_max = "STANDARD"')
+    async with world.started(tenants=TENANTS, startup_models=("m",)) as node:
+        (load,) = world.life.of(frames.LoadModel)
+        assert load.class_max is PriorityClass.STANDARD
+        with pytest.raises(PermissionDenied, match=r"'voice' .* STANDARD"):
+            await node.infer(call(tenant=VOICE, priority=1))
+        with pytest.raises(PermissionDenied, match=r"'index' .* BEST_EFFORT"):
+            await node.infer(call(tenant=INDEX, priority=2))
+        task = start(node, tenant=INDEX)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        assert submit.priority_class is PriorityClass.BEST_EFFORT
+        world.life.finish(submit.request_id)
+        await task
+
+
+# Devices
+
+
+async def test_a_child_is_told_settings_tenants_and_threads(world: World) -> None:
+    async with world.started(tenants=TENANTS):
+        (begin,) = world.life.of(frames.Start)
+        assert begin.settings == CPU_0
+        told = await world.life.wait_for(frames.SetTenant, 3)
+        assert [t.tenant for t in told] == ["admin", "voice", "index"]
+        assert world.life.environment["OMP_NUM_THREADS"] == "1"
+        assert world.readiness == [True]
+
+
+async def test_a_dead_child_fails_what_is_in_flight_and_comes_back_with_its_models(
+    world: World,
+) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        waiting = [start(node) for _ in range(3)]
+        cancelled = start(node)
+        await world.life.wait_for(frames.Submit, 4)
+        cancelled.cancel()
+        await world.life.wait_for(frames.Cancel)
+        world.device.on_load = load_never
+        world.life.end("signal SIGSEGV")
+        for task in waiting:
+            with pytest.raises(DeviceLost, match="cpu:0 was lost: signal SIGSEGV; retry"):
+                await task
+        assert node.requests_in_flight == 0
+        life = await world.device.wait_lives(2)
+        (load,) = await life.wait_for(frames.LoadModel)
+        assert not node.is_ready()
+        with pytest.raises(ModelNotReady, match="device cpu:0 was lost: signal SIGSEGV"):
+            await node.infer(call())
+        load_well(life, load)
+        await world.wait_ready()
+        assert len(world.loader.children) == 1  # the same bits, not read again
+        assert node.view().devices[0].restarts == 1
+        task = start(node)
+        (submit,) = await life.wait_for(frames.Submit)
+        assert submit.model == "m/1#2"
+        life.finish(submit.request_id)
+        await task
+        assert world.readiness == [True, False, True]
+
+
+async def test_what_a_child_said_before_it_died_still_counts(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        task = start(node)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        world.life.finish(submit.request_id, [int32(7, 7), bytes(8)])
+        world.life.end("signal SIGKILL")
+        assert (await task).outputs[0].data == int32(7, 7)
+
+
+async def test_a_model_that_kills_its_device_twice_is_left_out(world: World) -> None:
+    add_model(world.repository, "good")
+    async with world.started(startup_models=("m", "good")) as node:
+
+        def load(life: FakeLife, frame: frames.LoadModel) -> None:
+            (load_deadly if frame.model.startswith("m/") else load_well)(life, frame)
+
+        world.device.on_load = load
+        world.life.end("signal SIGSEGV")
+        life = await world.device.wait_lives(4)
+        loads = await life.wait_for(frames.LoadModel)
+        assert loads[0].model.startswith("good/")
+        state, reason = world.state("m")
+        assert state is ModelState.UNAVAILABLE
+        assert "lost while loading it again" in reason
+        await node.load(DEFAULT_TENANT, "good")
+        assert node.is_model_ready(DEFAULT_TENANT, "good", "1")
+
+
+@pytest.mark.parametrize("how", ["silent", "nonsense", "unknown request", "parent's frame"])
+async def test_a_child_that_misbehaves_is_killed_and_replaced(world: World, how: str) -> None:
+    link = LinkSettings(ping_interval_ns=NS_PER_MS, silence_ns_max=20 * NS_PER_MS)
+    async with world.started(link=link):
+        life = world.life
+        await life.wait_for(frames.Ping)
+        if how == "silent":
+            world.device.answers_ping = False
+        elif how == "nonsense":
+            life.send_bytes(b"\xff\xff")
+        elif how == "unknown request":
+            life.send(frames.Finished(99, Outcome(OutcomeKind.COMPLETED), RunReport(), ()))
+        else:
+            life.send(frames.Stop())
+        await world.device.wait_lives(2)
+        world.device.answers_ping = True
+        assert life.how == "signal SIGKILL"
+        assert life.is_reaped
+
+
+async def test_a_child_that_loads_may_be_silent_up_to_the_limit_of_a_load(world: World) -> None:
+    link = LinkSettings(
+        ping_interval_ns=NS_PER_MS, silence_ns_max=10 * NS_PER_MS, load_ns_max=60 * NS_PER_MS
+    )
+    async with world.started(link=link) as node:
+
+        def fall_silent(life: FakeLife, frame: frames.LoadModel) -> None:
+            world.device.answers_ping = False
+
+        world.device.on_load = fall_silent
+        began_ns = monotonic_ns()
+        with pytest.raises(DeviceLost, match=r"loading took over 0.06 s"):
+            await node.load(DEFAULT_TENANT, "m")
+        assert monotonic_ns() - began_ns >= 60 * NS_PER_MS
+        assert world.state()[0] is ModelState.UNAVAILABLE
+        world.device.answers_ping = True
+
+
+async def test_a_device_that_can_not_start_at_all_fails_the_start(world: World) -> None:
+    world.device.ends_at_start = True
+    with pytest.raises(DeviceLost, match="exit code 1"):
+        async with world.started():
+            pytest.fail("it started")
+
+
+async def test_a_child_that_never_turns_is_killed_when_its_time_to_start_is_over(
+    world: World,
+) -> None:
+    world.device.answers_start = False
+    link = LinkSettings(ping_interval_ns=NS_PER_MS, start_ns_max=10 * NS_PER_MS)
+    with pytest.raises(DeviceLost, match=r"it was not up after 0.01 s \(signal SIGKILL\)"):
+        async with world.started(link=link):
+            pytest.fail("it started")
+
+
+async def test_statistics_reach_the_view(world: World) -> None:
+    link = LinkSettings(ping_interval_ns=NS_PER_MS, statistics_interval_ns=NS_PER_MS)
+    async with world.started(link=link) as node:
+        await world.life.wait_for(frames.AskStatistics, 2)
+        (device,) = node.view().devices
+        assert (device.name, device.state, device.pid) == ("cpu:0", "ready", world.life.pid)
+        assert (device.queued, device.bound_ns, device.device_busy_ns) == (3, 77, 5000)
+
+
+async def test_a_child_that_does_not_stop_is_killed(world: World) -> None:
+    world.device.answers_stop = False
+    async with world.started(link=LinkSettings(stop_ns_max=NS_PER_MS)):
+        pass
+    assert world.life.how == "signal SIGKILL"
+
+
+# Models
+
+
+async def test_load_serve_unload(world: World) -> None:
+    async with world.started() as node:
+        assert node.is_ready()
+        assert world.state() == (ModelState.UNAVAILABLE, "not loaded")
+        with pytest.raises(ModelNotReady, match="'m' version 1: not loaded"):
+            await node.infer(call())
+        with pytest.raises(ModelNotReady, match="not loaded"):
+            node.model_view(DEFAULT_TENANT, "m", "")
+        await node.load(DEFAULT_TENANT, "m")
+        assert world.state() == (ModelState.READY, "")
+        view = node.model_view(DEFAULT_TENANT, "m", "1")
+        assert (view.version, view.versions, view.group_count) == ("1", ("1",), 3)
+        assert view.spec == world.loader.spec
+        assert node.is_model_ready(DEFAULT_TENANT, "m", "")
+        assert not node.is_model_ready(DEFAULT_TENANT, "m", "2")
+        assert not node.is_model_ready(DEFAULT_TENANT, "m", "x")
+        await node.unload(DEFAULT_TENANT, "m")
+        assert world.state() == (ModelState.UNAVAILABLE, "unloaded")
+        await node.unload(DEFAULT_TENANT, "m")
+        with pytest.raises(UnknownModel):
+            await node.unload(DEFAULT_TENANT, "other")
+
+
+async def test_loads_of_one_model_become_one_and_one_caller_may_leave(world: World) -> None:
+    async with world.started() as node:
+        world.device.on_load = load_never
+        loads = [asyncio.ensure_future(node.load(DEFAULT_TENANT, "m")) for _ in range(3)]
+        (load,) = await world.life.wait_for(frames.LoadModel)
+        assert world.state()[0] is ModelState.LOADING
+        loads[0].cancel()
+        load_well(world.life, load)
+        await asyncio.gather(*loads[1:])
+        await node.load(DEFAULT_TENANT, "m")  # nothing changed
+        assert len(world.life.of(frames.LoadModel)) == 1
+
+
+async def test_unloading_waits_for_what_runs_and_refuses_what_comes(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        world.device.answers_unload = False
+        task = start(node)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        unload = asyncio.ensure_future(node.unload(DEFAULT_TENANT, "m"))
+        (frame,) = await world.life.wait_for(frames.UnloadModel)
+        assert world.state()[0] is ModelState.UNLOADING
+        with pytest.raises(ModelNotReady):
+            await node.infer(call())
+        world.life.finish(submit.request_id)
+        await task
+        assert not unload.done()
+        world.life.send(frames.ModelReleased(frame.model))
+        await unload
+        assert world.state() == (ModelState.UNAVAILABLE, "unloaded")
+
+
+async def test_an_unload_ends_when_its_device_dies(world: World) -> None:
+    async with world.started() as node:
+        await node.load(DEFAULT_TENANT, "m")
+        world.device.answers_unload = False
+        unload = asyncio.ensure_future(node.unload(DEFAULT_TENANT, "m"))
+        await world.life.wait_for(frames.UnloadModel)
+        world.life.end("signal SIGSEGV")
+        await unload
+        assert world.state() == (ModelState.UNAVAILABLE, "unloaded")
+        life = await world.device.wait_lives(2)
+        await world.wait_ready()
+        await node.load(DEFAULT_TENANT, "m")
+        assert len(life.of(frames.LoadModel)) == 1
+
+
+async def test_a_newer_version_replaces_the_older_which_drains(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        world.device.answers_unload = False
+        task = start(node)
+        (old,) = await world.life.wait_for(frames.Submit)
+        add_model(world.repository, "m", version=2, data=b"v2")
+        await node.load(DEFAULT_TENANT, "m")
+        new = start(node)
+        (_, submit) = await world.life.wait_for(frames.Submit, 2)
+        assert (old.model, submit.model) == ("m/1#1", "m/2#2")
+        (unload,) = await world.life.wait_for(frames.UnloadModel)
+        assert unload.model == "m/1#1"
+        assert world.state("m", "1")[0] is ModelState.UNLOADING
+        world.life.finish(old.request_id)
+        world.life.finish(submit.request_id)
+        assert [(await t).version for t in (task, new)] == ["1", "2"]
+        world.life.send(frames.ModelReleased(unload.model))
+        await node.load(DEFAULT_TENANT, "m")  # waits its turn behind the one that drains
+        assert world.state("m", "1") == (ModelState.UNAVAILABLE, "replaced by version 2")
+
+
+async def test_a_changed_artifact_is_loaded_anew_and_a_bad_one_leaves_the_old(
+    world: World,
+) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        add_model(world.repository, "m", data=b"broken")
+        world.device.on_load = load_badly
+        with pytest.raises(InvalidModel, match="does not compile"):
+            await node.load(DEFAULT_TENANT, "m")
+        assert world.state() == (ModelState.READY, "")
+        assert node.is_ready()
+        world.device.on_load = load_well
+        add_model(world.repository, "m", data=b"better")
+        await node.load(DEFAULT_TENANT, "m")
+        (unload,) = await world.life.wait_for(frames.UnloadModel)
+        assert unload.model == "m/1#1"
+        loads = world.life.of(frames.LoadModel)
+        assert [x.artifact_hash for x in loads] == [
+            f"hash of {data!r}" for data in (b"v1", b"broken", b"better")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("refuse", "aten.evil is not allowed"),
+        ("crash", "made the loader crash"),
+        ("talk_nonsense", "talk nonsense"),
+    ],
+)
+async def test_a_loader_that_fails_costs_this_one_load(
+    world: World, answer: str, message: str
+) -> None:
+    async with world.started() as node:
+        good: Callable[..., None] = world.loader.answer
+        world.loader.answer = getattr(world.loader, answer)
+        with pytest.raises(InvalidModel, match=message):
+            await node.load(DEFAULT_TENANT, "m")
+        state, reason = world.state()
+        assert state is ModelState.UNAVAILABLE
+        assert message in reason
+        world.loader.answer = good
+        await node.load(DEFAULT_TENANT, "m")
+        assert world.state() == (ModelState.READY, "")
+
+
+async def test_a_startup_model_that_fails_leaves_the_others_serving(world: World) -> None:
+    add_model(world.repository, "good")
+    async with world.started(startup_models=("absent", "good")) as node:
+        assert node.is_model_ready(DEFAULT_TENANT, "good", "")
+        assert not node.is_ready()
+        add_model(world.repository, "absent")
+        await node.load(DEFAULT_TENANT, "absent")
+        assert world.readiness == [True]
+
+
+async def test_the_device_with_the_fewest_models_is_chosen_unless_the_manifest_names_one(
+    world: World,
+) -> None:
+    add_model(world.repository, "b")
+    add_model(world.repository, "c", manifest='device = "cpu:0"')
+    add_model(world.repository, "d", manifest='device = "cpu:7"')
+    async with world.started(devices=(CPU_0, CPU_1)) as node:
+        await asyncio.gather(*(node.load(DEFAULT_TENANT, name) for name in ("m", "b")))
+        await node.load(DEFAULT_TENANT, "c")
+        loaded = [sorted(f.model[0] for f in x.of(frames.LoadModel)) for x in world.device.lives]
+        assert sorted(map(len, loaded)) == [1, 2]
+        assert "c" in loaded[0]
+        with pytest.raises(InvalidModel, match="'cpu:7' is not configured"):
+            await node.load(DEFAULT_TENANT, "d")
+
+
+# Who may
+
+
+async def test_tenants_see_and_use_only_what_is_permitted_to_them(world: World) -> None:
+    add_model(world.repository, "own", manifest='tenants = ["index"]')
+    async with world.started(tenants=TENANTS, startup_models=("m", "own")) as node:
+        assert [e.name for e in node.index(VOICE)] == ["m"]
+        assert [e.name for e in node.index(INDEX)] == ["m", "own"]
+        assert [e.name for e in node.index(ADMIN)] == ["m", "own"]
+        assert node.is_model_ready(INDEX, "own", "")
+        assert not node.is_model_ready(VOICE, "own", "")
+        for attempt in (node.infer(call(model="own", tenant=VOICE)), node.load(VOICE, "own")):
+            with pytest.raises(UnknownModel, match="no model 'own'"):
+                await attempt
+        with pytest.raises(UnknownModel):
+            await node.unload(VOICE, "own")
+        with pytest.raises(PermissionDenied, match="not for tenant 'admin' to run"):
+            await node.infer(call(model="own", tenant=ADMIN))
+        loads = {f.model[0]: f.class_max for f in world.life.of(frames.LoadModel)}
+        assert loads == {"m": PriorityClass.REALTIME, "o": PriorityClass.BEST_EFFORT}
+
+
+async def test_loading_takes_an_admin_or_a_tenant_that_the_manifest_names(world: World) -> None:
+    add_model(world.repository, "own", manifest='tenants = ["index"]')
+    async with world.started(tenants=TENANTS) as node:
+        with pytest.raises(PermissionDenied, match="'voice' may not load model 'm'"):
+            await node.load(VOICE, "m")
+        await node.load(ADMIN, "m")
+        with pytest.raises(PermissionDenied, match="'voice' may not unload model 'm'"):
+            await node.unload(VOICE, "m")
+        await node.load(INDEX, "own")
+        await node.unload(INDEX, "own")
+        await node.unload(ADMIN, "m")
+
+
+async def test_a_broken_entry_is_shown_to_admins_alone(world: World) -> None:
+    add_model(world.repository, "bad", manifest="slo = 1")
+    async with world.started(tenants=TENANTS) as node:
+        (entry,) = [e for e in node.index(ADMIN) if e.name == "bad"]
+        assert entry.state is ModelState.UNAVAILABLE
+        assert "unknown key 'slo'" in entry.reason
+        assert [e.name for e in node.index(VOICE)] == ["m"]
+        with pytest.raises(InvalidModel, match="unknown key 'slo'"):
+            await node.load(ADMIN, "bad")
+        with pytest.raises(UnknownModel):
+            await node.load(VOICE, "bad")
+
+
+# The end
+
+
+async def test_a_drain_admits_nothing_and_loses_nothing(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        task = start(node)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        drain = asyncio.ensure_future(node.drain())
+        await asyncio.sleep(0)
+        assert not node.is_ready()
+        with pytest.raises(Draining):
+            await node.infer(call())
+        with pytest.raises(Draining):
+            await node.load(DEFAULT_TENANT, "m")
+        assert not drain.done()
+        world.life.finish(submit.request_id)
+        await task
+        async with asyncio.timeout(WAIT_S):
+            await drain
+
+
+async def test_an_urgent_stop_fails_what_is_in_flight(world: World) -> None:
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(world.started(startup_models=("m",)))
+        task = start(node)
+        await world.life.wait_for(frames.Submit)
+        await node.stop(is_urgent=True)
+        with pytest.raises(DeviceLost, match="the daemon stops now"):
+            await task
+        assert len(world.device.lives) == 1

@@ -1,0 +1,44 @@
+"""Silence and back-off: tables of times, no clocks."""
+
+from gpumuxd.node.settings import LinkSettings, RestartSettings
+from gpumuxd.node.watch import Backoff, SilenceWatch
+
+LIMITS = LinkSettings(silence_ns_max=1000, parent_lag_ns_max=100)
+
+
+def test_turns_that_grow_are_progress_and_nothing_else_is() -> None:
+    watch = SilenceWatch(LIMITS, 0)
+    assert not watch.has_turned
+    watch.heard_pong(5, 900)
+    assert watch.has_turned
+    assert not watch.is_silent(1899, 0, False)
+    watch.heard_pong(5, 1899)  # an answer, but the loop has not turned
+    assert watch.is_silent(1900, 0, False)
+
+
+def test_a_parent_that_was_late_judges_nobody() -> None:
+    watch = SilenceWatch(LIMITS, 0)
+    assert not watch.is_silent(5000, 100, False)  # suspended, say
+    assert not watch.is_silent(5999, 99, False)
+    assert watch.is_silent(6000, 99, False)
+
+
+def test_a_child_that_starts_or_loads_may_be_silent() -> None:
+    watch = SilenceWatch(LIMITS, 0)
+    assert not watch.is_silent(10_000, 0, True)
+    assert not watch.is_silent(10_999, 0, False)
+    assert watch.is_silent(11_000, 0, False)
+
+
+def test_delays_grow_to_a_limit_and_start_anew_after_a_good_life() -> None:
+    settings = RestartSettings(delay_ns_first=10, delay_ns_max=50, factor=2, healthy_ns=1000)
+    backoff = Backoff(settings)
+    assert [backoff.delay_ns(lived) for lived in (0, 999, 0, 0, 0, 1000, 0)] == [
+        10,
+        20,
+        40,
+        50,
+        50,
+        10,
+        20,
+    ]

@@ -13,6 +13,7 @@ import hashlib
 import os
 import resource
 import select
+import stat
 import sys
 from io import BufferedReader
 
@@ -61,17 +62,23 @@ def serve(channel: Channel) -> None:
     assert isinstance(frame, Read), f"expected Read, got {type(frame).__name__}"
     (artifact_fd,) = descriptors
     limit_resources(frame.model_bytes_max)
-    with os.fdopen(artifact_fd, "rb") as file:
-        try:
-            done, made = read(file, frame.model_bytes_max)
-        except InvalidModel as error:
-            _send(channel, ReadFailed(error.message[:REASON_CHARS_MAX]), [])
-        except MemoryError:
-            _send(channel, ReadFailed(_out_of_memory()), [])
-        except OSError as error:
-            _send(channel, ReadFailed(f"the artifact can't be read: {error.strerror}"), [])
-        else:
-            _send(channel, done, made)
+    try:
+        done, made = _read_descriptor(artifact_fd, frame.model_bytes_max)
+    except InvalidModel as error:
+        _send(channel, ReadFailed(error.message[:REASON_CHARS_MAX]), [])
+    except MemoryError:
+        _send(channel, ReadFailed(_out_of_memory()), [])
+    except OSError as error:
+        _send(channel, ReadFailed(f"the artifact can't be read: {error.strerror}"), [])
+    else:
+        _send(channel, done, made)
+
+
+def _read_descriptor(fd: int, model_bytes_max: int) -> tuple[ReadDone, list[int]]:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise InvalidModel("the artifact is no regular file")
+    with os.fdopen(fd, "rb") as file:
+        return read(file, model_bytes_max)
 
 
 def read(file: BufferedReader, model_bytes_max: int) -> tuple[ReadDone, list[int]]:

@@ -212,7 +212,7 @@ class Lowering:
     ) -> bool:
         """Refuse writes to what is shared; tell whether the results are shared."""
         if effect is Effect.WRITE:
-            if not arguments or not isinstance(arguments[0], Slot):
+            if not arguments or not isinstance(arguments[0], Slot | Weight):
                 raise InvalidModel(f"{where} writes in place to something that is no result")
             if arguments[0] in self._shared:
                 raise InvalidModel(

@@ -141,7 +141,7 @@ class Repository:
 
 
 def _directories(root: Path) -> list[Path]:
-    """Directories in a directory, by name; hidden ones and those still being written don't count."""
+    """Directories in a directory, by name; hidden ones, such as unfinished copies, don't count."""
     try:
         return sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
     except OSError:

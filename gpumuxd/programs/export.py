@@ -9,6 +9,7 @@ reader, so that what can't be served is known at export and not at load.
 
 import argparse
 import importlib
+import inspect
 import json
 import sys
 import warnings
@@ -38,7 +39,8 @@ Dynamic = Mapping[str, Mapping[int, str]]
 class ExportRequest:
     """What a factory returns to `gpumuxd export`.
 
-    `example_inputs` by argument name, or in order. `dynamic` says which dimensions of which input
+    `example_inputs` by name: names of the arguments of `forward`, in any order, or names of your own
+    in its order. A tuple is in its order and takes its names. `dynamic` says which dimensions of which input
     may vary, and their names: `{"tokens": {0: "batch", 1: "length"}}`; without it, dimension 0 of
     every input is the batch. `sizes` gives each name's smallest and largest size; a batch is 1 to
     `batch_max` unless it is given.
@@ -76,9 +78,10 @@ def write_artifact(request: ExportRequest, path: Path) -> ModelSpec:
     inputs = _named_inputs(request)
     dynamic = _dynamic(request, inputs)
     program = _export(request, inputs, dynamic)
+    order = _keyword_order(program) or list(inputs)
     outputs = list(request.output_names) or _output_names(program)
     names = {
-        "inputs": list(inputs),
+        "inputs": order,
         "outputs": outputs,
         "dynamic": {
             name: {str(dimension): symbol for dimension, symbol in dimensions.items()}
@@ -115,8 +118,8 @@ def _named_inputs(request: ExportRequest) -> dict[str, torch.Tensor]:
 
 def _signature_names(module: torch.nn.Module, count: int) -> Iterator[str]:
     """Names of the first arguments of `forward`; `input_<i>` where it takes `*args`."""
-    code = getattr(module.forward, "__code__", None)
-    names = code.co_varnames[1 : code.co_argcount] if code is not None else ()
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     for i in range(count):
         yield names[i] if i < len(names) else f"input_{i}"
 
@@ -165,18 +168,28 @@ def _export(
         default = (1, request.batch_max) if symbol == BATCH else (None, None)
         minimum, maximum = request.sizes.get(symbol, default)
         dims[symbol] = torch.export.Dim(symbol, min=minimum, max=maximum)
-    shapes = tuple(
-        {dimension: dims[symbol] for dimension, symbol in dynamic.get(name, {}).items()}
+    shapes = {
+        name: {dimension: dims[symbol] for dimension, symbol in dynamic.get(name, {}).items()}
         for name in inputs
-    )
+    }
+    by_name = set(inputs) <= set(inspect.signature(request.module.forward).parameters)
     with _torch_warnings_ignored(), torch.no_grad():
         try:
-            # A tuple per argument, so that `*args` and any names work; they are recorded beside.
             return torch.export.export(
-                request.module.eval(), tuple(inputs.values()), dynamic_shapes=shapes, strict=False
+                request.module.eval(),
+                () if by_name else tuple(inputs.values()),
+                dict(inputs) if by_name else {},
+                dynamic_shapes=shapes if by_name else tuple(shapes.values()),
+                strict=False,
             )
         except Exception as error:  # torch.export raises whatever the module or the tracer does
             raise InvalidModel(f"torch.export refused the module: {error}") from error
+
+
+def _keyword_order(program: torch.export.ExportedProgram) -> list[str]:
+    """The order of keyword arguments in the graph; nothing when all were positional."""
+    tree = program.call_spec.in_spec
+    return [] if tree is None else [str(name) for name in tree.child(1).context]
 
 
 def _output_names(program: torch.export.ExportedProgram) -> list[str]:

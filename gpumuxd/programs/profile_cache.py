@@ -89,13 +89,17 @@ def profile_key(
 
 
 class ProfileCache:
-    """A directory of profiles; one thread of one process uses an object, many may share a directory."""
+    """A directory of profiles. Many processes may share it."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
 
-    def get(self, key: str) -> StoredProfile | None:
-        """The profile, or None if there is none that can be used."""
+    def get(self, key: str, node_count: int | None = None) -> StoredProfile | None:
+        """The profile, or None if there is none that can be used.
+
+        With `node_count`, one that was cut from another number of nodes is a miss: the same
+        artifact can become another plan in another version of the reader.
+        """
         try:
             with self._path(key).open("rb") as file:
                 data = file.read(_FILE_BYTES_MAX + 1)
@@ -110,7 +114,9 @@ class ProfileCache:
             run_ns={timing.bucket: timing.run_ns for timing in stored.timings},
             frame_bytes=stored.frame_bytes,
         )
-        return profile if profile.is_consistent() else None
+        if not profile.is_consistent() or node_count not in (None, profile.cuts[-1]):
+            return None
+        return profile
 
     def put(self, key: str, profile: StoredProfile) -> bool:
         """Store a profile. False if the directory can't be written; that is no error."""

@@ -1,0 +1,70 @@
+"""Manifests: all keys optional, wrong ones named."""
+
+from pathlib import Path
+
+import pytest
+
+from gpumuxd.domain import PriorityClass
+from gpumuxd.errors import InvalidManifest
+from gpumuxd.models.manifest import MANIFEST_BYTES_MAX, Manifest, parse_manifest, read_manifest
+
+
+def test_a_whole_manifest() -> None:
+    manifest = parse_manifest(
+        b'slo_ms = 32\ntenants = ["voice"]\ndevice = "cpu:1"\npriority_max = "REALTIME"\n'
+        b"batch_max = 8\n"
+    )
+    assert manifest == Manifest(32.0, ("voice",), "cpu:1", PriorityClass.REALTIME, 8)
+    assert manifest.slo_ns == 32_000_000
+
+
+def test_an_empty_one_and_none_at_all_are_the_default(tmp_path: Path) -> None:
+    assert parse_manifest(b"") == read_manifest(tmp_path / "model.toml") == Manifest()
+    assert Manifest().slo_ns is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("slo = 3", "unknown key 'slo' (known: slo_ms, tenants"),
+        ("[slo_ms]\nx = 1", "slo_ms: expected a number of milliseconds"),
+        ("slo_ms = '3'", "slo_ms: expected a number"),
+        ("slo_ms = true", "slo_ms: expected a number"),
+        ("slo_ms = 0", "slo_ms: expected more than 0"),
+        ("slo_ms = nan", "slo_ms: expected more than 0"),
+        ("slo_ms = inf", "slo_ms: expected more than 0"),
+        ("tenants = 'a'", "tenants: expected a list of names"),
+        ("tenants = [1]", "tenants: expected a list of names"),
+        ("tenants = ['']", "tenants: expected a list of names"),
+        ("device = 'gpu'", "device: expected a device like 'cpu:0'"),
+        ("device = 0", "device: expected a device"),
+        ("priority_max = 'realtime'", "priority_max: expected one of BEST_EFFORT, STANDARD"),
+        ("priority_max = 1", "priority_max: expected one of"),
+        ("batch_max = 0", "batch_max: expected a positive integer"),
+        ("batch_max = 1.5", "batch_max: expected a positive integer"),
+        ("batch_max = true", "batch_max: expected a positive integer"),
+        ("slo_ms = ", "is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, said: str) -> None:
+    with pytest.raises(InvalidManifest) as caught:
+        parse_manifest(text.encode())
+    assert said in caught.value.message
+
+
+def test_bytes_that_are_no_text() -> None:
+    with pytest.raises(InvalidManifest, match="is not TOML"):
+        parse_manifest(b"\xff\xfe")
+
+
+def test_size_is_limited(tmp_path: Path) -> None:
+    path = tmp_path / "model.toml"
+    path.write_bytes(b"#" * (MANIFEST_BYTES_MAX + 1))
+    with pytest.raises(InvalidManifest, match="is larger than"):
+        read_manifest(path)
+
+
+def test_a_directory_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "model.toml").mkdir()
+    with pytest.raises(InvalidManifest, match="can't be read"):
+        read_manifest(tmp_path / "model.toml")

@@ -79,7 +79,9 @@ def _state(state: str) -> Text:
 
 def _tensors(tensors: Any) -> Text:
     return Text(
-        "\n".join(f"{tensor['name']} {tensor['datatype']}{tensor['shape']}" for tensor in tensors)
+        "\n".join(
+            f"{tensor['name']} {tensor['datatype']}{list(tensor['shape'])}" for tensor in tensors
+        )
     )
 
 

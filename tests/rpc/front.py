@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -56,7 +56,7 @@ async def ask(
     metadata: Sequence[tuple[str, str]] = (),
 ) -> ResponseT:
     data = request if isinstance(request, bytes) else request.SerializeToString()
-    call = channel.unary_unary(path)
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
     return response_type.FromString(await call(data, timeout=timeout_s, metadata=metadata))
 
 
@@ -94,16 +94,16 @@ def good_request(**changes: object) -> pb.ModelInferRequest:
         raw_input_contents=[bytes(range(16))],
     )
     for name, value in changes.items():
-        request.ClearField(name)  # type: ignore[arg-type]  # field names as data
+        request.ClearField(name)
         request.MergeFrom(pb.ModelInferRequest(**{name: value}))  # type: ignore[arg-type]  # same
     return request
 
 
 def declared(
-    datatype: str = "FP32", shape: Sequence[int] = (1, 4), name: str = "x", **contents: object
+    datatype: str = "FP32", shape: Sequence[int] = (1, 4), name: str = "x", **contents: Any
 ) -> pb.ModelInferRequest.InferInputTensor:
     """An input without raw bytes, with typed contents if any are given."""
     tensor = pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=shape)
     if contents:
-        tensor.contents.MergeFrom(pb.InferTensorContents(**contents))  # type: ignore[arg-type]  # field names as data
+        tensor.contents.MergeFrom(pb.InferTensorContents(**contents))
     return tensor

@@ -2,6 +2,7 @@
 
 import math
 import struct
+from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -50,7 +51,7 @@ def with_parameters(**parameters: pb.InferParameter) -> pb.ModelInferRequest:
     ],
 )
 def test_typed_contents_become_dense_bytes(
-    datatype: str, field: str, values: list[object], layout: str
+    datatype: str, field: str, values: list[Any], layout: str
 ) -> None:
     request = pb.ModelInferRequest(
         model_name="m", inputs=[declared(datatype, (2,), **{field: values})]

@@ -60,6 +60,7 @@ class AsyncClient:
             inputs,
             version=version,
             priority=priority,
+            deadline=deadline,
             timeout=timeout,
             outputs=outputs,
             request_id=request_id,

@@ -80,10 +80,15 @@ def infer(
     *,
     version: str,
     priority: int,
+    deadline: float | None,
     timeout: float | None,
     outputs: Sequence[str] | None,
     request_id: str,
 ) -> Call[types.InferResult]:
+    if deadline is not None and deadline > 0:
+        # gRPC rounds a deadline up to three digits before it sends it, 30.01 s to 30.1 s, and
+        # below a millisecond to one. The node is told in microseconds as well.
+        timeout = deadline if timeout is None else min(deadline, timeout)
     # An inference keeps nothing on the node, so sending it twice costs time and no more.
     request = codec.encode_infer(
         model,

@@ -58,6 +58,7 @@ class Client:
             inputs,
             version=version,
             priority=priority,
+            deadline=deadline,
             timeout=timeout,
             outputs=outputs,
             request_id=request_id,

@@ -1,0 +1,152 @@
+"""`gpumuxctl` on the command line: what it prints, and its exit codes."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpumuxd.ctl.main import main
+from gpumuxd.node.api import InferCall
+from tests.rpc.fake_node import FakeNode
+from tests.rpc.front import CAMERA_TOKEN, Front
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GPUMUXD_TARGET", "GPUMUXD_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+async def run(front: Front, *arguments: str) -> int:
+    return await asyncio.to_thread(main, ["--target", front.target, *arguments])
+
+
+async def test_status(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run(front, "status") == 0
+    text = capsys.readouterr().out
+    assert "gpumuxd 0.1, up 5.0 s, ready" in text
+    assert "cpu:0" in text
+    assert "4711" in text
+    assert await run(front, "--json", "status") == 0
+    assert json.loads(capsys.readouterr().out)["devices"][0]["preemptions"] == 3
+
+
+async def test_models(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run(front, "models") == 0
+    text = capsys.readouterr().out
+    assert "x FP32[-1, 4]" in text
+    assert await run(front, "--json", "models") == 0
+    models = {model["name"]: model for model in json.loads(capsys.readouterr().out)}
+    assert models["unloaded"]["state"] == "UNAVAILABLE"
+    assert models["identity_int8"]["inputs"] == [
+        {"name": "x", "datatype": "INT8", "shape": [-1, 4]}
+    ]
+
+
+async def test_load_and_unload(
+    front: Front, node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await run(front, "load", "unloaded") == 0
+    assert "unloaded" in node.loaded
+    assert await run(front, "unload", "unloaded") == 0
+    assert "unloaded" not in node.loaded
+    assert capsys.readouterr().out == "unloaded loaded\nunloaded unloaded\n"
+    assert await run(front, "load", "nobody") == 1
+    assert "NOT_FOUND: model 'nobody'" in capsys.readouterr().err
+
+
+async def test_infer_from_the_command_line_and_from_files(
+    front: Front, node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = np.array([[1, 2, 3, 4]], np.float32)
+    np.save(tmp_path / "x.npy", array)
+    json_file = tmp_path / "x.json"
+    json_file.write_text("[[1, 2, 3, 4]]")
+    for value in ("[[1, 2, 3, 4]]", f"{tmp_path}/x.npy", str(json_file)):
+        arguments = ("infer", "identity_fp32", "--input", f"x={value}", "--priority", "2")
+        assert await run(front, "--json", *arguments, "--deadline-ms", "10000") == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["outputs"]["y"] == {
+            "dtype": "float32",
+            "shape": [1, 4],
+            "values": [[1, 2, 3, 4]],
+        }
+        assert answer["report"]["preemptions"] == 3
+    assert [(call.priority, call.deadline_ns is None) for call in node.calls] == [(2, False)] * 3
+    assert await run(front, "infer", "identity_fp32", "--input", "x=[[1,2,3,4]]") == 0
+    assert "preempted 3 times" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--input", "x"), "expected NAME=FILE.npy"),
+        (("--input", "x=[[1, 2"), "--input x:"),
+        (("--input", "x=/absent.npy"), "No such file"),
+        (("--input", "x=[[1, 300, 3, 4]]"), "does not fit int8"),
+        (("--input", "x=[[1.5, 2, 3, 4]]"), "does not fit int8"),
+        (("--input", 'x=["a"]'), "expected numbers"),
+        (("--input", "x=[[1], [1, 2]]"), "--input x:"),
+        (("--input", "z=[1]"), "it takes x"),
+        (("--input", "x=[[1, 2, 3, 4]]", "--priority", "-1"), "--priority"),
+        (("--input", "x=[[1, 2, 3, 4]]", "--deadline-ms", "0"), "--deadline-ms"),
+    ],
+)
+async def test_wrong_usage_is_2_and_reaches_no_model(
+    front: Front,
+    node: FakeNode,
+    arguments: tuple[str, ...],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert await run(front, "infer", "identity_int8", *arguments) == 2
+    assert told in capsys.readouterr().err
+    assert node.calls == []
+
+
+@pytest.mark.parametrize("arguments", [(), ("frobnicate",), ("load",), ("infer", "m", "--input")])
+def test_arguments_that_make_no_sense_are_2(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: gpumuxctl" in capsys.readouterr().err
+
+
+async def test_a_refusal_is_1(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run(front, "infer", "nobody", "--input", "x=[1]") == 1
+    assert await run(front, "infer", "identity_int8") == 1  # the daemon misses an input
+    assert "INVALID_ARGUMENT" in capsys.readouterr().err
+
+
+async def test_a_bug_in_the_daemon_is_1(
+    front: Front, node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail(call: InferCall) -> None:
+        raise RuntimeError("secret")
+
+    node.before_reply = fail
+    assert await run(front, "infer", "identity_int8", "--input", "x=[[1,2,3,4]]") == 1
+    captured = capsys.readouterr()
+    assert captured.err == "gpumuxctl: INTERNAL: internal error\n"
+
+
+def test_nobody_there_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = f"unix:{tmp_path}/absent.sock"
+    assert main(["--target", target, "status"]) == 3
+    assert f"no daemon at {target}" in capsys.readouterr().err
+
+
+async def test_the_token_and_the_target_come_from_the_environment(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUMUXD_TARGET", front.shared)
+    assert await asyncio.to_thread(main, ["models"]) == 1
+    monkeypatch.setenv("GPUMUXD_TOKEN", CAMERA_TOKEN)
+    assert await asyncio.to_thread(main, ["models"]) == 0
+    assert await asyncio.to_thread(main, ["status"]) == 1  # for admins

@@ -35,9 +35,10 @@ class Deadlines:
 
     def pop_expired(self, now_ns: int) -> Cursor | None:
         """The next cursor whose deadline has come; each is returned once."""
-        self._drop_ended()
-        if self._heap and self._heap[0][0] <= now_ns:
-            return heappop(self._heap)[2]
+        while self._heap and self._heap[0][0] <= now_ns:
+            cursor = heappop(self._heap)[2]
+            if cursor.ending is None:
+                return cursor
         return None
 
     def _drop_ended(self) -> None:

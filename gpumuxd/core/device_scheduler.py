@@ -53,6 +53,9 @@ from gpumuxd.events import (
 )
 from gpumuxd.settings import Order, SchedulerSettings
 
+# Bound to a name: naming a member through its enum class takes 0.4 us on Python 3.11.
+_WINDOW_FULL = Blocked.WINDOW_FULL
+
 
 class DeviceScheduler:
     """Schedules one partition of a device. Owned by one thread: the device loop's."""
@@ -251,13 +254,16 @@ class DeviceScheduler:
             self._stop(expired, _missed(expired))
         if self._weights_grew:
             self._stop_what_never_fits()
-        for cursor in self._ended:
-            self._finish(cursor, now_ns, commands)
-        self._ended.clear()
-        for cursor in self._arrivals:
-            self._decide_arrival(cursor, now_ns, commands)
-        self._arrivals.clear()
-        self._release_drained(commands)
+        if self._ended:
+            for cursor in self._ended:
+                self._finish(cursor, now_ns, commands)
+            self._ended.clear()
+        if self._arrivals:
+            for cursor in self._arrivals:
+                self._decide_arrival(cursor, now_ns, commands)
+            self._arrivals.clear()
+        if self._draining:
+            self._release_drained(commands)
         if self._lost is None:
             self._launch(now_ns, commands)
         return commands
@@ -347,8 +353,6 @@ class DeviceScheduler:
             del self._cursors[request_id]
 
     def _release_drained(self, commands: list[Command]) -> None:
-        if not self._draining:
-            return
         for model in [each for each in self._draining if each.live == 0]:
             self._draining.remove(model)
             del self._models[model.key]
@@ -386,10 +390,10 @@ class DeviceScheduler:
             run_queue, queue = lane.run_queue, lane.launch_queue
             if not run_queue.live:
                 continue
-            blocked = self._why_held(lane)
+            blocked = self._why_held(lane) if self._lanes.high is not None else None
             while blocked is None and run_queue.live:
                 if len(queue.flights) >= queue.window:
-                    blocked = Blocked.WINDOW_FULL
+                    blocked = _WINDOW_FULL
                 else:
                     blocked = self._launch_next(lane, now_ns, commands)
             if blocked is not None:
@@ -419,7 +423,7 @@ class DeviceScheduler:
         if cursor.frame == NO_FRAME:
             self._start(cursor, lane)
         last = queue.last_cursor
-        if last is not cursor and last is not None:
+        if last is not cursor and last is not None and last.is_queued:
             self._counters.preemptions += last.preempt()
         end_group, predicted_ns = choice
         work = self._slice(cursor, lane, end_group, predicted_ns)
@@ -446,20 +450,22 @@ class DeviceScheduler:
 
     def _slice(self, cursor: Cursor, lane: LaneState, end_group: int, predicted_ns: int) -> Slice:
         self._slice_id += 1
+        after: tuple[int, ...] = ()
         last = cursor.last_slice
-        moved = cursor.in_flight and last is not None and last.lane != lane.launch_queue.lane
+        if cursor.in_flight and last is not None and last.lane != lane.launch_queue.lane:
+            after = (last.slice_id,)
         return Slice(
-            slice_id=self._slice_id,
-            cursor_id=cursor.cursor_id,
-            model=cursor.model_key,
-            bucket=cursor.bucket,
-            members=cursor.members,
-            frame=cursor.frame,
-            first_group=cursor.next_group,
-            end_group=end_group,
-            lane=lane.launch_queue.lane,
-            after=(last.slice_id,) if last is not None and moved else (),
-            predicted_ns=predicted_ns,
+            self._slice_id,
+            cursor.cursor_id,
+            cursor.model_key,
+            cursor.bucket,
+            cursor.members,
+            cursor.frame,
+            cursor.next_group,
+            end_group,
+            lane.launch_queue.lane,
+            after,
+            predicted_ns,
         )
 
     # What can be seen

@@ -92,17 +92,17 @@ def _borrow(table: BucketTable, bucket: Bucket, near: BucketTable, near_bucket: 
 class Drift:
     """Watches the ratio of actual to typical time over all models, slice by slice."""
 
-    __slots__ = ("_samples",)
+    __slots__ = ("samples",)
 
     def __init__(self) -> None:
-        self._samples: list[tuple[int, int]] = []  # (model number, ratio), all on one side of ONE
+        self.samples: list[tuple[int, int]] = []  # (model number, ratio), all on one side of ONE
 
     def record(self, model_no: int, ratio: int) -> int:
-        """The common ratio once DRIFT_SAMPLES in a row show a steady one, else ONE."""
-        samples = self._samples
-        if abs(ratio - ONE) <= DRIFT_MIN or (samples and (samples[0][1] > ONE) != (ratio > ONE)):
+        """A slice that deviates by more than DRIFT_MIN. Returns the common ratio once
+        DRIFT_SAMPLES in a row to the same side show a steady one, else ONE."""
+        samples = self.samples
+        if samples and (samples[0][1] > ONE) != (ratio > ONE):
             samples.clear()
-            return ONE
         samples.append((model_no, ratio))
         if len(samples) < DRIFT_SAMPLES:
             return ONE
@@ -158,7 +158,11 @@ class Estimator:
         """A slice that ran alone on the device. True if it made all estimates move."""
         self.sample_no += 1
         ratio = table.record_slice(column, first, end, device_ns)
-        common = self._drift.record(model_no, ratio)
+        drift = self._drift
+        if -DRIFT_MIN <= ratio - ONE <= DRIFT_MIN:
+            drift.samples.clear()  # it took what is typical
+            return False
+        common = drift.record(model_no, ratio)
         if common == ONE:
             return False
         self._rescale(common)

@@ -19,7 +19,7 @@ from gpumuxd.core.cursor import Cursor
 from gpumuxd.domain import Lane, PriorityClass, Slice
 
 SAMPLE_FLOOR_NS = 10_000
-"""A sample may always raise an average to this; below it doubling would take too long."""
+"""Added to the ceiling of a sample: from nothing, doubling alone would never begin."""
 
 
 class Flight:
@@ -106,19 +106,23 @@ class LaunchQueue:
         return flight
 
     def passed(self, flight: Flight, started_ns: int, device_ns: int, now_ns: int) -> None:
-        """The head has passed."""
+        """The head has passed. Hot: written without the calls that would shorten it."""
         self._pop(flight)
         end_ns = started_ns + device_ns
-        self.last_end_ns = end_ns
-        self.head_since_ns = end_ns
+        self.last_end_ns = self.head_since_ns = end_ns
         self.busy_ns += device_ns
-        self._heard_ns = _follow(self._heard_ns, max(0, now_ns - end_ns))
+        self._heard_ns = heard_ns = _follow(self._heard_ns, now_ns - end_ns)
         if flight.was_idle:
-            self._launch_ns = _follow(self._launch_ns, max(0, started_ns - flight.launched_ns))
+            self._launch_ns = _follow(self._launch_ns, started_ns - flight.launched_ns)
             self._is_measured = True
-        self._slice_ns += (device_ns - self._slice_ns) >> 3 if self._slice_ns else device_ns
-        slice_ns = max(1, self._slice_ns)
-        self.window = min(self.window_max, max(2, 1 - (-self.round_trip_ns // slice_ns)))
+        slice_ns = self._slice_ns
+        self._slice_ns = slice_ns + ((device_ns - slice_ns) >> 3) if slice_ns else device_ns
+        round_trip_ns = heard_ns + self._launch_ns
+        if not self._is_measured:
+            round_trip_ns = self._round_trip_guess_ns
+        window = 1 - (-round_trip_ns // (self._slice_ns or 1))
+        window = window if window > 2 else 2
+        self.window = window if window < self.window_max else self.window_max
 
     def failed(self, flight: Flight, now_ns: int) -> None:
         """The head ended without its result; it tells nothing about times."""
@@ -148,5 +152,10 @@ class LaunchQueue:
 
 
 def _follow(average_ns: int, sample_ns: int) -> int:
-    sample_ns = min(sample_ns, max(2 * average_ns, SAMPLE_FLOOR_NS))
+    """Move an average towards a sample: 1/8 of the way, the sample cut at twice the average."""
+    ceiling_ns = 2 * average_ns + SAMPLE_FLOOR_NS
+    if sample_ns > ceiling_ns:
+        sample_ns = ceiling_ns
+    elif sample_ns < 0:
+        sample_ns = 0
     return average_ns + ((sample_ns - average_ns) >> 3)

@@ -53,10 +53,8 @@ class Flow:
         self.waiting: dict[int, tuple[Model, list[_Item]]] = {}  # by model number
         self.current: list[_Entry | None] = [None, None]  # of its waiting and its started head
 
-    def head(self, want_started: bool) -> _Item | None:
-        """The first started cursor, or the first waiting one whose frame may fit."""
-        if want_started:
-            return _living_head(self.started)
+    def waiting_head(self) -> _Item | None:
+        """The first waiting cursor whose frame may fit."""
         best: _Item | None = None
         empty: list[int] = []
         for number, (model, heap) in self.waiting.items():
@@ -70,7 +68,9 @@ class Flow:
         return best
 
     def is_idle(self) -> bool:
-        return self.head(True) is None and self.head(False) is None and not self.waiting
+        if _living_head(self.started) is not None or self.waiting_head() is not None:
+            return False
+        return not self.waiting
 
 
 def _living_head(heap: list[_Item]) -> _Item | None:
@@ -140,15 +140,16 @@ class ClassQueue:
     def serve(self, cursor: Cursor, device_ns: int) -> None:
         """A slice of it goes now: its flow's tag is the class's time, and the slice is charged."""
         if self._is_fair:
-            flow = self._flow(cursor)
-            self.v = max(self.v, flow.tag)
+            flow = self._flows[cursor.tenant.name]
+            if flow.tag > self.v:
+                self.v = flow.tag
             flow.tag += device_ns * TAG_SCALE // cursor.tenant.weight
 
     def correct(self, cursor: Cursor, device_ns: int) -> None:
         """A slice took this much more than it was charged; negative: less."""
         if not self._is_fair or device_ns == 0:
             return
-        flow = self._flow(cursor)
+        flow = self._flow(cursor)  # a new one if the lanes changed since
         flow.tag += device_ns * TAG_SCALE // cursor.tenant.weight
         for want_started in (False, True):
             entry = flow.current[want_started]
@@ -157,11 +158,11 @@ class ClassQueue:
 
     def peek(self, may_start: bool, ledger: Ledger) -> Cursor | None:
         """The next eligible cursor. Marks models whose frame does not fit as blocked."""
-        started = self._top(True)
+        started = self._top(True) if self._heaps[True] else None
         if not may_start:
             return started[5] if started is not None else None
         while True:
-            waiting = self._top(False)
+            waiting = self._top(False) if self._heaps[False] else None
             if waiting is None or (started is not None and started < waiting):
                 return started[5] if started is not None else None
             model = waiting[5].model
@@ -190,20 +191,16 @@ class ClassQueue:
             flow, cursor = entry[4], entry[5]
             if entry is not flow.current[want_started]:
                 heappop(heap)
-            elif cursor.is_queued and entry[0] == flow.tag and self._is_head(cursor, want_started):
+            elif entry[0] == flow.tag and cursor.is_queued and (want_started or _may_start(cursor)):
                 return entry
             else:
+                heappop(heap)
                 self._refresh(flow, want_started)
         return None
 
-    def _is_head(self, cursor: Cursor, want_started: bool) -> bool:
-        model = cursor.model
-        assert model is not None
-        return want_started or not (cursor.is_started or model.is_blocked)
-
     def _refresh(self, flow: Flow, want_started: bool) -> None:
         """Give a flow the entry that its head and tag ask for now."""
-        item = flow.head(want_started)
+        item = _living_head(flow.started) if want_started else flow.waiting_head()
         if item is None:
             flow.current[want_started] = None
             return
@@ -224,6 +221,12 @@ class ClassQueue:
                 _keep_living(heap)
 
 
+def _may_start(cursor: Cursor) -> bool:
+    model = cursor.model
+    assert model is not None
+    return not (cursor.is_started or model.is_blocked)
+
+
 def _keep_living(heap: list[_Item]) -> None:
     heap[:] = [item for item in heap if item[2].is_queued]
     heapify(heap)
@@ -232,17 +235,19 @@ def _keep_living(heap: list[_Item]) -> None:
 class RunQueue:
     """Every cursor of one lane that has groups left to launch."""
 
-    __slots__ = ("_classes", "_is_fifo", "backlog_ns", "live")
+    __slots__ = ("_classes", "_in_order", "backlog_ns", "live")
 
     def __init__(self, order: Order) -> None:
-        self._is_fifo = order is Order.FIFO
-        if self._is_fifo:
-            self._classes = [ClassQueue(is_fair=False, uses_deadlines=False)]
+        if order is Order.FIFO:
+            only = ClassQueue(is_fair=False, uses_deadlines=False)
+            self._classes = [only for _ in PriorityClass]
+            self._in_order = [(PriorityClass.REALTIME, only)]
         else:
             self._classes = [
                 ClassQueue(is_fair=each is not PriorityClass.REALTIME, uses_deadlines=True)
                 for each in PriorityClass
             ]
+            self._in_order = [(each, self._classes[each]) for each in reversed(PriorityClass)]
         self.live = 0  # queued cursors: admitted, alive, with groups left to launch
         self.backlog_ns = [0] * len(PriorityClass)  # predicted and not launched yet, by class
 
@@ -250,15 +255,15 @@ class RunQueue:
         cursor.is_queued = True
         self.live += 1
         self.backlog_ns[cursor.priority_class] += cursor.remaining_ns
-        self._class_of(cursor).add(cursor)
+        self._classes[cursor.priority_class].add(cursor)
 
     def start(self, cursor: Cursor) -> None:
         """It was given a frame."""
-        self._class_of(cursor).start(cursor)
+        self._classes[cursor.priority_class].start(cursor)
 
     def launched(self, cursor: Cursor, predicted_ns: int, remaining_ns: int) -> None:
         """A slice of it was launched; `remaining_ns` is predicted for the rest."""
-        self._class_of(cursor).serve(cursor, predicted_ns)
+        self._classes[cursor.priority_class].serve(cursor, predicted_ns)
         self.backlog_ns[cursor.priority_class] += remaining_ns - cursor.remaining_ns
         cursor.remaining_ns = remaining_ns
         if cursor.next_group == cursor.group_count:
@@ -270,26 +275,21 @@ class RunQueue:
             cursor.is_queued = False
             self.live -= 1
             self.backlog_ns[cursor.priority_class] -= cursor.remaining_ns
-            self._class_of(cursor).drop()
+            self._classes[cursor.priority_class].drop()
 
     def correct(self, cursor: Cursor, device_ns: int) -> None:
         """A slice took this much more than was charged; negative: less."""
-        self._class_of(cursor).correct(cursor, device_ns)
+        self._classes[cursor.priority_class].correct(cursor, device_ns)
 
     def select(self, ledger: Ledger) -> Cursor | None:
         """Who is next among the eligible. None: nobody, though some may wait for a frame."""
-        for index in range(len(self._classes) - 1, -1, -1):
-            queue = self._classes[index]
+        for frame_class, queue in self._in_order:
             if queue.live:
-                frame_class = PriorityClass.REALTIME if self._is_fifo else index
                 cursor = queue.peek(ledger.has_frame(frame_class), ledger)
                 if cursor is not None:
                     return cursor
         return None
 
     def unblock(self) -> None:
-        for queue in self._classes:
+        for _, queue in self._in_order:
             queue.unblock()
-
-    def _class_of(self, cursor: Cursor) -> ClassQueue:
-        return self._classes[0 if self._is_fifo else cursor.priority_class]

@@ -7,7 +7,7 @@ from gpumuxd.core.estimator import Estimator
 from gpumuxd.core.lanes import Lanes
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
-from gpumuxd.core.slicing import Bounds
+from gpumuxd.core.slicing import UNBOUNDED, Bounds
 from gpumuxd.core.statistics import BucketEstimate, DeviceStatistics, ModelStatistics
 
 
@@ -61,7 +61,7 @@ def snapshot(
         refused=counters.refused,
         frames_held=ledger.frames_held,
         memory_bytes=ledger.bytes_used,
-        bound_ns=bounds.tightest_from[0] or 0,
+        bound_ns=0 if bounds.tightest_from[0] == UNBOUNDED else bounds.tightest_from[0],
         window=first.window if first is not None else 0,
         device_busy_ns=sum(queue.busy_ns for queue in queues),
         models=tuple(_model_statistics(model) for model in models),

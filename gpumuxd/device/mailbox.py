@@ -59,7 +59,8 @@ class Mailbox:
         if not self.is_flushed and not self._flush():
             return []
         mail: list[Mail] = []
-        while len(mail) < MAIL_PER_TURN_MAX:
+        # Asking first costs 1 us; a receive that finds nothing 4, for the exception it raises.
+        while len(mail) < MAIL_PER_TURN_MAX and self._epoll.poll(0):
             received = self._channel.receive()
             if received is None:
                 break

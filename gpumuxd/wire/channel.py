@@ -141,7 +141,7 @@ class Channel:
                 f"a datagram over {FRAME_BYTES_MAX} bytes or {FDS_MAX} descriptors was cut"
             )
         try:
-            return decode(bytes(self._inbox_view[:size])), fds
+            return decode(self._inbox_view[:size]), fds
         except msgspec.DecodeError as error:
             _close_all(fds)
             raise MalformedFrame(f"a datagram of {size} bytes is no frame: {error}") from error

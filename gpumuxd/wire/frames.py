@@ -265,6 +265,6 @@ def encode(frame: Frame) -> bytes:
     return data
 
 
-def decode(data: bytes) -> AnyFrame:
-    """The frame of a datagram. Raises msgspec.DecodeError for anything else."""
+def decode(data: bytes | memoryview) -> AnyFrame:
+    """The frame of a datagram, which nothing in it refers to. Raises msgspec.DecodeError."""
     return _decoder.decode(data)

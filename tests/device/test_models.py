@@ -11,6 +11,7 @@ import torch
 from gpumuxd.domain import OutcomeKind, PriorityClass
 from gpumuxd.units import MIB
 from gpumuxd.wire.frames import (
+    Accepted,
     Finished,
     LoadModel,
     ModelFailed,
@@ -82,6 +83,8 @@ def test_unload_finishes_what_was_admitted_and_lets_go_of_the_weights(
     own.load(slow, "slow/1")
     assert own.maps.count("gpumuxd-weights") == before + 1
     submits = [own.submit("slow/1", {"x": torch.randn(2, 256, 512)}) for _ in range(2)]
+    for _ in submits:
+        own.expect(Accepted)
     own.unload("slow/1")
     late = own.submit("slow/1", {"x": torch.randn(2, 256, 512)})
     own.expect(ModelReleased)

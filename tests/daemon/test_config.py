@@ -1,0 +1,221 @@
+"""The configuration: what the file says is what comes out, and each error names its key."""
+
+from pathlib import Path
+
+import pytest
+
+from gpumuxd.daemon.config import Config, load_config, parse_config
+from gpumuxd.domain import PriorityClass
+from gpumuxd.errors import ConfigError
+from gpumuxd.node.tenants import DEFAULT_TENANT, hash_token
+from gpumuxd.rpc.listener import Listener
+from gpumuxd.settings import DeviceSettings, Order, SchedulerSettings, Slicing
+from gpumuxd.units import MIB, NS_PER_MS, NS_PER_S, NS_PER_US
+
+ENVIRONMENT = {"STATE_DIRECTORY": "/state"}
+
+
+def parse(text: str) -> Config:
+    return parse_config(text, ENVIRONMENT)
+
+
+def test_nothing_said_gives_the_defaults() -> None:
+    config = parse("")
+    assert config.state_dir == Path("/state")
+    assert config.node.repository_paths == (Path("/state/models"),)
+    assert config.node.devices == (DeviceSettings(profile_cache_dir="/state/profiles"),)
+    assert config.node.tenants == ()
+    assert config.listeners == (Listener("127.0.0.1:8001", DEFAULT_TENANT),)
+    assert config.message_bytes_max == 64 * MIB
+    assert config.drain_ns_max == 30 * NS_PER_S
+
+
+FULL = """
+[node]
+state_dir = "/s"
+startup_models = ["a", "b"]
+drain_timeout_s = 1.5
+[repository]
+paths = ["/r1", "/r2"]
+[listen]
+tcp = ["127.0.0.1:1", "[::1]:2"]
+unix = ["/run/x.sock"]
+message_mib_max = 8
+[[device]]
+name = "cpu:0"
+threads = 2
+launch_cost_us = 7.5
+arena_mib = 32
+memory_mib_max = 100
+[[device]]
+name = "cpu:1"
+[scheduler]
+slicing = "none"
+order = "fifo"
+preemption_delay_ms_max = 0.5
+slice_ms_max = 3
+window_max = 2
+group_target_ms = 0.25
+queue_requests_max = 10
+frames_max = 6
+frames_reserved = 1
+[tenants.voice]
+token = "a token of voice"
+socket = "/run/voice.sock"
+priority_max = "REALTIME"
+priority_default = 1
+weight = 3
+realtime_per_s = 50
+realtime_burst = 4
+requests_in_flight_max = 9
+bytes_in_flight_max = 1000
+admin = true
+[tenants.index]
+token_sha256 = "00000000000000000000000000000000000000000000000000000000000000Ff"
+priority_max = "BEST_EFFORT"
+"""
+
+
+def test_everything_said_arrives() -> None:
+    config = parse(FULL)
+    assert config.state_dir == Path("/s")
+    assert config.node.startup_models == ("a", "b")
+    assert config.drain_ns_max == 1_500_000_000
+    assert config.node.repository_paths == (Path("/r1"), Path("/r2"))
+    assert config.message_bytes_max == 8 * MIB
+    first, second = config.node.devices
+    scheduler = SchedulerSettings(
+        slicing=Slicing.NONE,
+        order=Order.FIFO,
+        preemption_delay_ns_max=NS_PER_MS // 2,
+        slice_ns_max=3 * NS_PER_MS,
+        window_max=2,
+        queue_requests_max=10,
+        frames_max=6,
+        frames_reserved=1,
+    )
+    assert second == DeviceSettings(
+        device="cpu:1",
+        group_target_ns=NS_PER_MS // 4,
+        profile_cache_dir="/s/profiles",
+        scheduler=scheduler,
+    )
+    assert (first.device, first.threads, first.launch_cost_ns) == ("cpu:0", 2, 7_500)
+    assert (first.arena_bytes, first.scheduler.memory_bytes_max) == (32 * MIB, 100 * MIB)
+    voice, index = config.node.tenants
+    assert voice.tenant.name == "voice"
+    assert voice.tenant.priority_max is PriorityClass.REALTIME
+    assert (voice.tenant.priority_default, voice.tenant.weight) == (1, 3)
+    assert (voice.tenant.realtime_per_s, voice.tenant.realtime_burst) == (50, 4)
+    assert voice.tenant.is_admin
+    assert voice.token_sha256 == hash_token("a token of voice")
+    assert (voice.requests_in_flight_max, voice.bytes_in_flight_max) == (9, 1000)
+    assert index.token_sha256 == bytes(31) + b"\xff"
+    assert index.tenant.priority_default == 3
+    assert config.listeners == (
+        Listener("127.0.0.1:1"),
+        Listener("[::1]:2"),
+        Listener("unix:/run/x.sock"),
+        Listener("unix:/run/voice.sock", voice.tenant),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = ", "not TOML"),
+        ("[nod]", r"nod: unknown key; did you mean 'node'"),
+        ("node = 1", r"node: expected a table, got 1"),
+        ("[node]\nstate = '/x'", r"\[node\].state: unknown key; did you mean 'state_dir'"),
+        ("[node]\nxyz = 1", r"\[node\].xyz: unknown key; known are \['drain_timeout_s'"),
+        ("[node]\nstate_dir = 1", r"\[node\].state_dir: expected a string, got 1"),
+        ("[node]\nstate_dir = 'x'", r"state_dir: expected an absolute path, got 'x'"),
+        ("[node]\ndrain_timeout_s = 'x'", "drain_timeout_s: expected a number, got 'x'"),
+        ("[node]\ndrain_timeout_s = true", "drain_timeout_s: expected a number, got True"),
+        ("[node]\ndrain_timeout_s = nan", "drain_timeout_s: expected a number, got nan"),
+        ("[node]\ndrain_timeout_s = inf", "expected a number from 0 to 3600, got inf"),
+        ("[node]\ndrain_timeout_s = -1", "expected a number from 0 to 3600, got -1"),
+        ("[node]\nstartup_models = 'a'", "startup_models: expected a list of strings, got 'a'"),
+        ("[node]\nstartup_models = ['a', 'a']", "expected a list without repeats"),
+        ("[node]\nstartup_models = ['../a']", r"\[node\].startup_models: model name"),
+        ("[repository]\npaths = ['x']", "paths: expected an absolute path, got 'x'"),
+        ("[[device]]\nname = 'gpu'", r"\[\[device\]\] 1.name: expected 'cpu:<index>', got 'gpu'"),
+        ("[[device]]\n[[device]]", "expected each device once, got .'cpu:0', 'cpu:0'"),
+        ("[[device]]\n[[device]]\nnam = ''", r"\[\[device\]\] 2.nam: unknown key; did you mean"),
+        ("[device]\nname = 'cpu:0'", r"device: expected tables written \[\[device\]\]"),
+        ("[[device]]\nthreads = 0", "threads: expected a whole number from 1 to 1024, got 0"),
+        ("[[device]]\nthreads = 1.0", "threads: expected a whole number from 1 to 1024, got 1.0"),
+        ("[[device]]\nthreads = true", "threads: expected a whole number"),
+        ("[[device]]\narena_mib = 0", "arena_mib: expected a number from 1 to"),
+        ("[scheduler]\nslicing = 'x'", "slicing: expected 'bounded' or 'none', got 'x'"),
+        ("[scheduler]\npreemption_delay_ms_max = 'x'", "expected 'auto' or a number, got 'x'"),
+        ("[scheduler]\nframes_max = 4\nframes_reserved = 2", "frames_reserved: expected less"),
+        ("[listen]\ntcp = ['x']", r"\[listen\].tcp: listener 'x': expected host:port"),
+        ("[listen]\ntcp = ['unix:/x']", "tcp: expected host:port, got 'unix:/x'"),
+        ("[listen]\nunix = ['x.sock']", "expected unix:/absolute/path"),
+        ("[listen]\ntcp = []", r"\[listen\]: expected at least one address"),
+        ("[listen]\nunix = ['/x', 'unix:/x']", "expected each address once"),
+        ("[tenants]\nx = 1", r"\[tenants\].x: expected a table \[tenants.x\], got 1"),
+        ("[tenants.x]", r"\[tenants.x\]: expected token, token_sha256 or socket, got none"),
+        ("[tenants.'a b']\nsocket = '/x'", "expected a name of up to 64 letters"),
+        ("[tenants.x]\ntoken = 'short'", r"\[tenants.x\].token: expected at least 16"),
+        ("[tenants.x]\ntoken_sha256 = 'zz'", "token_sha256: expected 64 hexadecimal digits"),
+        ("[tenants.x]\nsocket = '/x'\nprority_max = 1", "did you mean 'priority_max'"),
+        ("[tenants.x]\npriority_max = 'HIGH'", "'BEST_EFFORT' or 'STANDARD' or 'REALTIME'"),
+        ("[tenants.x]\npriority_default = 1", r"within priority_max \(STANDARD\), got 1"),
+        ("[tenants.x]\nadmin = 1", "admin: expected true or false, got 1"),
+        ("[tenants.x]\nweight = 0", "weight: expected a whole number from 1"),
+    ],
+)
+def test_a_wrong_file(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(text)
+
+
+def test_two_tenants_with_one_token_and_no_token_in_any_message() -> None:
+    token = "the secret token"
+    text = f"[tenants.a]\ntoken = '{token}'\n[tenants.b]\ntoken = '{token}'"
+    with pytest.raises(ConfigError, match="two tenants have the same token"):
+        parse(text)
+    both = f"[tenants.a]\ntoken = '{token}'\ntoken_sha256 = '{'0' * 64}'"
+    for bad in (both, f"[tenants.a]\ntoken = ' {token}'"):
+        with pytest.raises(ConfigError) as caught:
+            parse(bad)
+        assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "bound_ns"),
+    [("'auto'", None), ("0", None), ("2", 2 * NS_PER_MS), ("0.05", 50 * NS_PER_US)],
+)
+def test_the_bound(text: str, bound_ns: int | None) -> None:
+    (device,) = parse(f"[scheduler]\npreemption_delay_ms_max = {text}").node.devices
+    assert device.scheduler.preemption_delay_ns_max == bound_ns
+
+
+def test_a_file_is_named_in_its_errors(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    with pytest.raises(ConfigError, match=r"c\.toml: No such file"):
+        load_config(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"c\.toml: not UTF-8"):
+        load_config(path)
+    path.write_text("[x]")
+    with pytest.raises(ConfigError, match=r"c\.toml: x: unknown key"):
+        load_config(path)
+    path.write_text("")
+    assert load_config(path).message_bytes_max == 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("environment", "state_dir"),
+    [
+        ({"STATE_DIRECTORY": "/a:/b"}, "/a"),
+        ({"STATE_DIRECTORY": "/a", "CACHE_DIRECTORY": "/c"}, "/a"),
+    ],
+)
+def test_directories_from_systemd(environment: dict[str, str], state_dir: str) -> None:
+    config = parse_config("", environment)
+    assert config.state_dir == Path(state_dir)
+    cache = environment.get("CACHE_DIRECTORY", state_dir)
+    assert config.node.devices[0].profile_cache_dir == f"{cache}/profiles"

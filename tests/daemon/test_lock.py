@@ -1,0 +1,27 @@
+"""The lock of the state directory."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpumuxd.daemon.lock import AlreadyRunning, state_lock
+
+
+def test_one_holder_at_a_time_and_the_refusal_names_it(tmp_path: Path) -> None:
+    state_dir = tmp_path / "made" / "when needed"
+    with state_lock(state_dir):
+        with (
+            pytest.raises(AlreadyRunning, match=f"held by the gpumuxd with pid {os.getpid()}$"),
+            state_lock(state_dir),
+        ):
+            pytest.fail("two holders")
+        assert (state_dir / "lock").read_text() == f"{os.getpid()}\n"
+    with state_lock(state_dir):
+        pass
+
+
+def test_what_a_dead_holder_left_is_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("123456789\n")
+    with state_lock(tmp_path):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"

@@ -136,9 +136,7 @@ def _bind(server: grpc.aio.Server, address: UnixAddress | TcpAddress) -> int:
         if isinstance(address, TcpAddress):
             return server.add_insecure_port(str(address))
         with _umask(0o777 & ~SOCKET_MODE):
-            port = server.add_insecure_port(str(address))
-        address.path.chmod(SOCKET_MODE)
-        return port
+            return server.add_insecure_port(str(address))
     except RuntimeError as error:
         if isinstance(address, TcpAddress):
             raise AddressInUse(tcp_in_use(address)) from error
@@ -147,7 +145,7 @@ def _bind(server: grpc.aio.Server, address: UnixAddress | TcpAddress) -> int:
 
 @contextmanager
 def _umask(mask: int) -> Iterator[None]:
-    """The socket must not be open to all for even a moment between bind and chmod."""
+    """Sets the socket's mode: a chmod after the bind would leave it open to all for a moment."""
     before = os.umask(mask)
     try:
         yield

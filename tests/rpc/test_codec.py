@@ -53,8 +53,9 @@ def with_parameters(**parameters: pb.InferParameter) -> pb.ModelInferRequest:
 def test_typed_contents_become_dense_bytes(
     datatype: str, field: str, values: list[Any], layout: str
 ) -> None:
+    contents: dict[str, Any] = {field: values}
     request = pb.ModelInferRequest(
-        model_name="m", inputs=[declared(datatype, (2,), **{field: values})]
+        model_name="m", inputs=[declared(datatype, (2,), "x", **contents)]
     )
     (tensor,) = decode(request).inputs
     assert bytes(tensor.data) == struct.pack(layout, *values)

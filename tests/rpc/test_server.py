@@ -16,6 +16,7 @@ from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import ConfigError, DeviceLost, Draining, QueueFull
 from gpumuxd.node.api import InferCall, Tenant
+from gpumuxd.rpc import server
 from gpumuxd.rpc.generated import control_pb2
 from gpumuxd.rpc.generated import inference_pb2 as pb
 from gpumuxd.rpc.listener import AddressInUse, Listener
@@ -274,12 +275,15 @@ async def test_a_client_that_cancels_cancels_the_request(
     node.before_reply = hang
     method: Method = channel.unary_unary(INFER)
     call = method(good_request().SerializeToString())
-    started = asyncio.ensure_future(node.started.wait())
-    waiting = asyncio.ensure_future(call.wait_for_connection())
-    await asyncio.wait_for(started, WAIT_S)
-    call.cancel()
-    await asyncio.wait_for(node.cancelled.wait(), WAIT_S)
-    await asyncio.gather(waiting, return_exceptions=True)
+    with capture_logs() as logs:
+        started = asyncio.ensure_future(node.started.wait())
+        waiting = asyncio.ensure_future(call.wait_for_connection())
+        await asyncio.wait_for(started, WAIT_S)
+        call.cancel()
+        await asyncio.wait_for(node.cancelled.wait(), WAIT_S)
+        await asyncio.gather(waiting, return_exceptions=True)
+        await infer_undisturbed(channel, node)
+    assert logs == [], "that a client leaves is nothing to log"
 
 
 async def test_a_client_that_vanishes_cancels_the_request(front: Front) -> None:
@@ -289,6 +293,12 @@ async def test_a_client_that_vanishes_cancels_the_request(front: Front) -> None:
         await asyncio.wait_for(front.node.started.wait(), WAIT_S)
     await asyncio.wait_for(front.node.cancelled.wait(), WAIT_S)
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def infer_undisturbed(channel: grpc.aio.Channel, node: FakeNode) -> None:
+    """One more call, after which the one before has run to its end."""
+    node.before_reply = None
+    assert (await infer(channel, good_request())).id == "42"
 
 
 # Errors
@@ -487,6 +497,15 @@ async def test_a_second_door_is_refused_on_either_address_and_the_first_lives(
         with pytest.raises(AddressInUse, match=r"in use by process \d+"):
             await second.start()
     assert (await infer(channel, good_request())).id == "42"
+
+
+async def test_a_port_that_is_taken_after_the_check_is_refused_too(
+    front: Front, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "check_tcp_free", lambda address: None)
+    second = FrontDoor(node, [Listener(front.shared)], FakeTenants(), MESSAGE_BYTES_MAX)
+    with pytest.raises(AddressInUse, match=r"in use by process \d+"):
+        await second.start()
 
 
 async def test_starting_is_all_or_nothing(front: Front, node: FakeNode, tmp_path: Path) -> None:

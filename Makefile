@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt gpumuxd/d
 	touch $@
 
 demo: $(STAMP)
-	$(PY) -m gpumuxd.demo.run
+	$(PY) -m gpumuxd.demo.run --png build/demo.png
 
 check: $(STAMP)
 	$(PY) -m ruff format --check .

@@ -91,7 +91,9 @@ def check_keyword(name: str) -> None:
 
 def compile_group(source: str, namespace: Mapping[str, Any], label: str) -> Group:
     """The function of a source, with these globals."""
-    scope: dict[str, Any] = {"__builtins__": {}, **namespace}
+    # torch imports a module of its own to convert some arguments (an optional bool, for one), and
+    # Python looks for `__import__` in the globals of whoever called. The code itself has no names.
+    scope: dict[str, Any] = {"__builtins__": {"__import__": __import__}, **namespace}
     exec(compile(source, f"<{label}>", "exec"), scope)
     group: Group = scope["group"]
     return group

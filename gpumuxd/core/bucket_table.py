@@ -86,9 +86,9 @@ class BucketTable:
         run_ratio = (max(1, run_ns) << SHIFT) // total_ns
         self._columns = [[ONE] * self.group_count for _ in range(COLUMNS)]
         self._column_scale = [ONE] * COLUMNS
-        self._column_run = [0] * COLUMNS
+        self._column_run = [-1] * COLUMNS  # older than any sample
         self._runs = [run_ratio] * RUNS
-        self._run_no = [0] * RUNS
+        self._run_no = [-1] * RUNS
         self._fold()
 
     def new_column(self, sample_no: int) -> int:

@@ -1,7 +1,7 @@
 """A device for conversations: it runs what is launched, in order, for as long as it is told.
 
-The smallest thing that answers a DeviceScheduler. `Bench.run` plays handle and poll until nothing
-is left, so that a test says what arrives when and then looks at what came out.
+The smallest thing that answers a DeviceScheduler. `Conversation.run` plays handle and poll until
+nothing is left, so that a test says what arrives when and then looks at what came out.
 """
 
 from collections.abc import Callable, Iterable
@@ -59,7 +59,7 @@ def request(
     return RequestArrived(request_id, tenant, model, priority_class, (1,), at, deadline)
 
 
-class Bench:
+class Conversation:
     """A scheduler, the device under it and everything that was said."""
 
     def __init__(
@@ -165,7 +165,7 @@ __all__ = [
     "STANDARD",
     "US",
     "Admit",
-    "Bench",
+    "Conversation",
     "Finish",
     "Launch",
     "Release",

@@ -1,0 +1,139 @@
+"""Buckets that borrow, drift that all models share, and interference."""
+
+import pytest
+
+from gpumuxd.core.bucket_table import ONE, BucketTable
+from gpumuxd.core.estimator import BUCKETS_MAX, DRIFT_SAMPLES, Estimates, Estimator
+from gpumuxd.events import ModelProfile
+
+THREE = ModelProfile(2, {(1,): (10, 20), (4,): (40, 80), (16,): (160, 320)}, {})
+
+
+@pytest.mark.parametrize(
+    ("bucket", "run_ns"),
+    [
+        ((1,), 30),
+        ((4,), 120),
+        ((2,), 60),  # as near to 1 as to 4: scaled from the larger, the same here
+        ((3,), 90),
+        ((64,), 1_920),
+        ((0,), 30),  # nothing counts as one
+    ],
+)
+def test_the_nearest_bucket_is_scaled_by_the_product_of_sizes(
+    bucket: tuple[int, ...], run_ns: int
+) -> None:
+    assert Estimates(THREE).table(bucket).run_ns == run_ns
+
+
+def test_nearest_is_by_ratio_and_ties_go_to_the_larger() -> None:
+    uneven = ModelProfile(1, {(1,): (10,), (4,): (100,)}, {})
+    assert Estimates(uneven).table((2,)).run_ns == 50
+    uneven = ModelProfile(1, {(1,): (10,), (9,): (900,)}, {})
+    assert Estimates(uneven).table((2,)).run_ns == 20  # a factor of 2 is nearer than one of 4.5
+
+
+def test_all_sizes_count() -> None:
+    two = ModelProfile(1, {(2, 64): (100,)}, {})
+    assert Estimates(two).table((4, 128)).run_ns == 400
+
+
+def test_an_unmeasured_model_is_unknown_and_then_lends_what_it_learns() -> None:
+    estimates = Estimates(ModelProfile(1))
+    first, other = estimates.table((1,)), estimates.table((8,))
+    assert not first.is_known
+    assert not other.is_known
+    first.record_slice(0, 0, 1, 100)
+    assert estimates.table((8,)) is other
+    assert other.run_ns == 800
+
+
+def test_tables_are_kept_up_to_a_limit_and_predict_beyond_it() -> None:
+    estimates = Estimates(ModelProfile(1, {(1,): (10,)}, {}))
+    for size in range(1, 3 * BUCKETS_MAX):
+        assert estimates.table((size,)).run_ns > 0
+    assert len(estimates.tables()) == BUCKETS_MAX
+
+
+def test_a_program_without_groups_is_a_bug() -> None:
+    with pytest.raises(AssertionError):
+        Estimates(ModelProfile(0))
+
+
+class Fleet:
+    """Three models of one group, of which some report slices."""
+
+    def __init__(self) -> None:
+        self.estimator = Estimator()
+        profile = ModelProfile(1, {(1,): (1_000,)}, {})
+        self.tables = [self.estimator.add(n, profile).table((1,)) for n in range(3)]
+
+    def run(self, model: int, device_ns: int) -> bool:
+        table: BucketTable = self.tables[model]
+        column = table.new_column(self.estimator.sample_no)
+        moved = self.estimator.record_slice(model, table, column, 0, 1, device_ns)
+        table.record_run(device_ns, self.estimator.sample_no)
+        return moved
+
+    def runs_ns(self) -> list[int]:
+        return [table.run_ns for table in self.tables]
+
+
+def test_a_steady_ratio_over_all_models_rescales_all_at_once() -> None:
+    fleet = Fleet()
+    for number in range(64):
+        fleet.run(number % 2, 1_000)
+    moved = [fleet.run(number % 2, 1_500 + number % 3) for number in range(DRIFT_SAMPLES)]
+    assert moved == [False] * (DRIFT_SAMPLES - 1) + [True]
+    assert fleet.estimator.rescales == 1
+    assert all(abs(run_ns - 1_500) < 20 for run_ns in fleet.runs_ns()), "the idle one too"
+    for number in range(100):
+        fleet.run(number % 2, 1_500 + number % 3)
+    assert fleet.estimator.rescales == 1, "the change was counted once"
+    assert all(abs(run_ns - 1_500) < 20 for run_ns in fleet.runs_ns())
+
+
+def test_and_back_again() -> None:
+    fleet = Fleet()
+    for device_ns in (1_500, 1_000, 700):
+        for number in range(100):
+            fleet.run(number % 2, device_ns)
+    assert fleet.estimator.rescales == 3
+    assert all(abs(run_ns - 700) < 10 for run_ns in fleet.runs_ns())
+
+
+@pytest.mark.parametrize(
+    ("name", "samples"),
+    [
+        ("only one model changed", [(0, 1_500)] * 20),
+        ("models disagree", [(0, 1_500), (1, 3_000)] * 20),
+        ("one has too few to say", [(0, 1_500)] * 14 + [(1, 1_500)] * 2 + [(0, 1_000)] * 20),
+        ("up and down", [(0, 1_500), (1, 600)] * 20),
+        ("not enough", [(0, 1_100), (1, 1_100)] * 20),
+        ("interrupted", ([(0, 1_500), (1, 1_500)] * 7 + [(0, 1_000)]) * 2),
+    ],
+)
+def test_what_does_not_rescale(name: str, samples: list[tuple[int, int]]) -> None:
+    fleet = Fleet()
+    for model, device_ns in samples:
+        assert not fleet.run(model, device_ns), name
+    assert fleet.estimator.rescales == 0
+
+
+def test_interference_follows_steadily_and_one_outlier_hardly_moves_it() -> None:
+    estimator = Estimator()
+    assert estimator.interference == ONE
+    estimator.record_interference(1_000, 1_000_000)
+    assert estimator.interference <= ONE + ONE // 8
+    for _ in range(200):
+        estimator.record_interference(1_000, 1_400)
+    assert abs(estimator.interference - ONE * 14 // 10) < ONE // 100
+    for _ in range(200):
+        estimator.record_interference(1_000, 900)
+    assert estimator.interference == ONE, "another lane never makes work faster"
+
+
+def test_unpredicted_work_says_nothing_of_interference() -> None:
+    estimator = Estimator()
+    estimator.record_interference(0, 1_000_000)
+    assert estimator.interference == ONE

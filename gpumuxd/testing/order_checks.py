@@ -49,7 +49,12 @@ class OrderCheck:
         world = self._world
         if world.settings.order is Order.FIFO:
             everyone = (r for one in world.waiting.values() for r in one.values())
-            return [r for r in everyone if r.arrival < chosen.arrival]
+            lane = world.has_lane_of_its_own(chosen)
+            return [
+                r
+                for r in everyone
+                if r.arrival < chosen.arrival and world.has_lane_of_its_own(r) == lane
+            ]
         ahead = [
             request
             for higher in PriorityClass
@@ -173,13 +178,15 @@ class Fairness:
 
     Over any stretch in which both had something eligible after every poll, the difference of
     their device time may swing by one slice and one group to either side; where predictions were
-    wrong, by as much more as the slices in flight were mispredicted.
+    wrong, by as much more as the slices in flight were mispredicted. A tenant that was held back
+    for want of a frame is owed time and may catch up, so it is left out until its backlog is gone.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._shares: dict[tuple[PriorityClass, str], _Share] = {}
         self._pairs: dict[tuple[PriorityClass, str, str], _Pair] = {}
+        self._held_back: dict[PriorityClass, set[str]] = {one: set() for one in PriorityClass}
 
     def see_launched(self, seen: SeenSlice) -> None:
         work = seen.work
@@ -215,16 +222,16 @@ class Fairness:
         return problem
 
     def _backlogged(self, priority_class: PriorityClass, now_ns: int) -> list[str]:
-        world = self._world
-        waiting = world.waiting[priority_class]
-        if len(waiting) < 2:
-            return []
-        tenants: set[str] = set()
-        for request in waiting.values():
+        """Tenants with something eligible, ever since they had something at all."""
+        could_run: dict[str, bool] = {}
+        for request in self._world.waiting[priority_class].values():
             tenant = request.arrived.tenant
-            if tenant not in tenants and world.is_eligible(request, now_ns):
-                tenants.add(tenant)
-        return sorted(tenants)
+            if not could_run.get(tenant, False):
+                could_run[tenant] = self._world.is_eligible(request, now_ns)
+        held_back = self._held_back[priority_class]
+        held_back.intersection_update(could_run)
+        held_back.update(tenant for tenant, could in could_run.items() if not could)
+        return sorted(could_run.keys() - held_back)
 
     def _compare(self, key: tuple[PriorityClass, str, str]) -> tuple[_Pair, str | None]:
         priority_class, one, other = key

@@ -10,7 +10,7 @@ The truth (`group_ns`) and what the scheduler is told (`profile`) are separate d
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 from gpumuxd.domain import Bucket, PriorityClass
 from gpumuxd.events import ModelProfile
@@ -106,6 +106,7 @@ class DeviceParameters:
     launch_cost_ns: int
     loop_cost_ns: int
     has_high_lane: bool
+    is_contended: bool
     horizon_ns: int
     models: tuple[ModelParameters, ...]
     tenants: tuple[TenantParameters, ...]
@@ -184,6 +185,9 @@ def _draw_device(rng: Random, name: str, events: int) -> DeviceParameters:
     )
     horizon_ns = int(requests * run_ns / rng.uniform(0.3, 1.6))
     clients = _draw_clients(rng, models, tenants, requests, horizon_ns)
+    is_contended = len(clients) > 1 and _chance(rng, 0.25)
+    if is_contended:
+        tenants, clients = _contend(tenants, clients)
     return DeviceParameters(
         name=name,
         settings=settings,
@@ -191,6 +195,7 @@ def _draw_device(rng: Random, name: str, events: int) -> DeviceParameters:
         launch_cost_ns=rng.choice((0, rng.randint(1_000, 20_000))),
         loop_cost_ns=rng.choice((0, rng.randint(5_000, 50_000))),
         has_high_lane=_chance(rng, 0.15),
+        is_contended=is_contended,
         horizon_ns=horizon_ns,
         models=models,
         tenants=tenants,
@@ -320,6 +325,26 @@ def _draw_clients(
             )
         )
     return tuple(clients)
+
+
+def _contend(
+    tenants: tuple[TenantParameters, ...], clients: tuple[ClientParameters, ...]
+) -> tuple[tuple[TenantParameters, ...], tuple[ClientParameters, ...]]:
+    """Make the first two clients equal tenants that never run out of best-effort work."""
+    equal = tuple(replace(tenants[0], name=f"t{i}", weight=1) for i in range(2))
+    saturating = tuple(
+        replace(
+            client,
+            tenant=tenant.name,
+            priority_class=PriorityClass.BEST_EFFORT,
+            pattern="closed",
+            width=4,
+            deadline_ns=None,
+            cancel_ppm=0,
+        )
+        for client, tenant in zip(clients, equal, strict=False)
+    )
+    return equal + tenants[2:], saturating + clients[2:]
 
 
 def _draw_faults(

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from gpumuxd.commands import Admit, Finish, Launch, Release, Retire
-from gpumuxd.domain import Lane, Outcome, PriorityClass, Slice
+from gpumuxd.domain import Lane, LaneKind, Outcome, PriorityClass, Slice
 from gpumuxd.events import (
     DeviceLost,
     Event,
@@ -347,6 +347,12 @@ class World:
         model = request.model
         assert model is not None
         return model.measured or not request.cursor.in_flight
+
+    def has_lane_of_its_own(self, request: SeenRequest) -> bool:
+        """Does it go beside the others, on the high lane? Order is per lane."""
+        return request.effective_class is PriorityClass.REALTIME and any(
+            lane.kind is LaneKind.COMPUTE_HIGH for lane in self.lanes
+        )
 
     def in_flight(self) -> Iterable[SeenSlice]:
         """Slices in flight, in the order of their launch."""

@@ -1,0 +1,356 @@
+"""Schedulers that are wrong in one way each: the production one with something bent around it.
+
+Each breaks one invariant and nothing that it can help beside it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
+from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.core.statistics import DeviceStatistics
+from gpumuxd.domain import COMPLETED, OutcomeKind, RunReport
+from gpumuxd.events import (
+    DeviceLost,
+    Event,
+    ModelDraining,
+    ModelReady,
+    RequestArrived,
+    RequestCancelled,
+    SyncPointReached,
+    TenantChanged,
+)
+from gpumuxd.settings import Order, SchedulerSettings, Slicing
+
+
+class Bent:
+    """Passes everything through; subclasses bend one thing."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.inner = DeviceScheduler(self.bend_settings(settings))
+
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        return settings
+
+    def handle(self, event: Event, now_ns: int) -> None:
+        bent = self.bend_event(event)
+        if bent is not None:
+            self.inner.handle(bent, now_ns)
+
+    def bend_event(self, event: Event) -> Event | None:
+        return event
+
+    def poll(self, now_ns: int) -> list[Command]:
+        return self.bend_commands(self.inner.poll(now_ns))
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        return commands
+
+    def next_wakeup_ns(self) -> int | None:
+        return self.inner.next_wakeup_ns()
+
+    def statistics(self) -> DeviceStatistics:
+        return self.inner.statistics()
+
+
+def _each(commands: list[Command], change: Callable[[Command], list[Command]]) -> list[Command]:
+    return [changed for command in commands for changed in change(command)]
+
+
+# 1 groups launched once, in order, no gaps
+
+
+class LaunchesTwice(Bent):
+    """Every slice twice, as two slices."""
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def twice(command: Command) -> list[Command]:
+            if not isinstance(command, Launch):
+                return [command]
+            again = command.slice._replace(slice_id=command.slice.slice_id + 1_000_000)
+            return [command, Launch(again)]
+
+        return _each(commands, twice)
+
+
+class SkipsAGroup(Bent):
+    """Every slice begins one group too late."""
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def late(command: Command) -> list[Command]:
+            if isinstance(command, Launch) and command.slice.end_group > 1:
+                work = command.slice
+                return [Launch(work._replace(first_group=work.first_group + 1))]
+            return [command]
+
+        return _each(commands, late)
+
+
+class GoesPastTheEnd(Bent):
+    """The last slice of each cursor has one group too many."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        super().__init__(settings)
+        self.group_counts: dict[str, int] = {}
+
+    def bend_event(self, event: Event) -> Event | None:
+        if isinstance(event, ModelReady):
+            self.group_counts[event.model] = event.profile.group_count
+        return event
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def longer(command: Command) -> list[Command]:
+            if isinstance(command, Launch):
+                work = command.slice
+                if work.end_group == self.group_counts[work.model]:
+                    return [Launch(work._replace(end_group=work.end_group + 1))]
+            return [command]
+
+        return _each(commands, longer)
+
+
+# 2 windows and budgets
+
+
+class IgnoresTheWindow(Bent):
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        return dataclasses.replace(settings, window_max=settings.window_max + 1)
+
+
+class IgnoresTheBound(Bent):
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        return dataclasses.replace(settings, preemption_delay_ns_max=1 << 40)
+
+
+class NeverCuts(Bent):
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        return dataclasses.replace(settings, slicing=Slicing.NONE)
+
+
+# 4 work conservation
+
+
+class ForgetsToLaunch(Bent):
+    """Keeps its launches to itself now and then, when nothing else is in flight."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        super().__init__(settings)
+        self.polls = 0
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        launches = sum(isinstance(command, Launch) for command in commands)
+        self.polls += 1
+        if self.polls < 10 or self.inner.statistics().in_flight_slices > launches:
+            return commands
+        return [command for command in commands if not isinstance(command, Launch)]
+
+
+class SleepsBetween(Bent):
+    """Decides only at every third poll; what it decides then is right."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        super().__init__(settings)
+        self.polls = 0
+
+    def poll(self, now_ns: int) -> list[Command]:
+        self.polls += 1
+        return self.inner.poll(now_ns) if self.polls % 3 == 0 else []
+
+
+# 5 order
+
+
+class FirstComeFirstServed(Bent):
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        return dataclasses.replace(settings, order=Order.FIFO)
+
+
+class IgnoresDeadlines(Bent):
+    """Does not hear of any deadline."""
+
+    def bend_event(self, event: Event) -> Event | None:
+        if isinstance(event, RequestArrived):
+            return dataclasses.replace(event, deadline_ns=None)
+        return event
+
+
+# 6 exactly one Finish
+
+
+class DropsAFinish(Bent):
+    def __init__(self, settings: SchedulerSettings) -> None:
+        super().__init__(settings)
+        self.dropped = 0
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def drop(command: Command) -> list[Command]:
+            is_first = isinstance(command, Finish) and not self.dropped
+            self.dropped += is_first
+            return [] if is_first else [command]
+
+        return _each(commands, drop)
+
+
+class FinishesTwice(Bent):
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        return _each(commands, lambda c: [c, c] if isinstance(c, Finish) else [c])
+
+
+class FinishesAtOnce(Bent):
+    """Tells of success as soon as a request is admitted."""
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def early(command: Command) -> list[Command]:
+            if not isinstance(command, Admit):
+                return [command]
+            return [command, Finish(command.request_id, COMPLETED, RunReport())]
+
+        return _each(commands, early)
+
+
+class AdmitsSilently(Bent):
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        return [command for command in commands if not isinstance(command, Admit)]
+
+
+class BlamesTheModel(Bent):
+    """Every success is told as a fault of the model."""
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def blame(command: Command) -> list[Command]:
+            if isinstance(command, Finish) and command.outcome.kind is OutcomeKind.COMPLETED:
+                fault = dataclasses.replace(command.outcome, kind=OutcomeKind.MODEL_FAULTED)
+                return [dataclasses.replace(command, outcome=fault)]
+            return [command]
+
+        return _each(commands, blame)
+
+
+class MisreportsTime(Bent):
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def wrong(command: Command) -> list[Command]:
+            if not isinstance(command, Finish):
+                return [command]
+            report = dataclasses.replace(command.report, compute_ns=command.report.compute_ns + 1)
+            return [dataclasses.replace(command, report=report)]
+
+        return _each(commands, wrong)
+
+
+class IgnoresCancels(Bent):
+    def bend_event(self, event: Event) -> Event | None:
+        return None if isinstance(event, RequestCancelled) else event
+
+
+# 7 resources
+
+
+class KeepsFrames(Bent):
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        return [command for command in commands if not isinstance(command, Retire)]
+
+
+class IgnoresReservedFrames(Bent):
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        return dataclasses.replace(settings, frames_reserved=0)
+
+
+class IgnoresMemory(Bent):
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        return dataclasses.replace(settings, memory_bytes_max=1 << 50)
+
+
+class IgnoresTheQueueLimit(Bent):
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        return dataclasses.replace(settings, queue_requests_max=1 << 20)
+
+
+class SharesFrames(Bent):
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def share(command: Command) -> list[Command]:
+            if isinstance(command, Launch):
+                return [Launch(command.slice._replace(frame=0))]
+            if isinstance(command, Retire):
+                return [dataclasses.replace(command, frame=0)]
+            return [command]
+
+        return _each(commands, share)
+
+
+class MiscountsSlices(Bent):
+    def statistics(self) -> DeviceStatistics:
+        told = self.inner.statistics()
+        return dataclasses.replace(told, slices_launched=told.slices_launched + 1)
+
+
+# 8 draining
+
+
+class IgnoresDraining(Bent):
+    def bend_event(self, event: Event) -> Event | None:
+        return None if isinstance(event, ModelDraining) else event
+
+
+class ReleasesTwice(Bent):
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        return _each(commands, lambda c: [c, c] if isinstance(c, Release) else [c])
+
+
+class NeverReleases(Bent):
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        return [command for command in commands if not isinstance(command, Release)]
+
+
+# 9 a lost device
+
+
+class IgnoresTheLoss(Bent):
+    def bend_event(self, event: Event) -> Event | None:
+        return None if isinstance(event, DeviceLost) else event
+
+
+# 10 liveness
+
+
+class FallsAsleep(Bent):
+    """Stops deciding after a while, and asks for no wake-up."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        super().__init__(settings)
+        self.polls = 0
+
+    def poll(self, now_ns: int) -> list[Command]:
+        self.polls += 1
+        return self.inner.poll(now_ns) if self.polls < 20 else []
+
+    def next_wakeup_ns(self) -> int | None:
+        return self.inner.next_wakeup_ns() if self.polls < 20 else None
+
+
+class NeverRests(Bent):
+    """Asks to be woken at once, for ever."""
+
+    def next_wakeup_ns(self) -> int | None:
+        return 0
+
+
+# 11 fairness
+
+
+class FavoursOne(Bent):
+    """One tenant counts five times."""
+
+    def bend_event(self, event: Event) -> Event | None:
+        if isinstance(event, TenantChanged) and event.tenant == "t0":
+            return dataclasses.replace(event, weight=event.weight * 5)
+        return event
+
+
+class ForgetsToCharge(Bent):
+    """Device time seems to be free: whoever came first goes on."""
+
+    def bend_event(self, event: Event) -> Event | None:
+        if isinstance(event, SyncPointReached):
+            return dataclasses.replace(event, device_ns=event.device_ns // 50)
+        return event

@@ -1,0 +1,147 @@
+"""The checkers can fail: a scheduler that is wrong in one way is caught by the invariant it breaks.
+
+Each broken scheduler runs the first few worlds that have what its fault needs; one of them must
+show it, and the first violation must be of that invariant. Where one fault breaks several, only
+the one under test is asked.
+"""
+
+from collections.abc import Callable
+from itertools import islice
+
+import pytest
+
+from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.settings import Order, Slicing
+from gpumuxd.testing.checkers import Invariant, Violation
+from gpumuxd.testing.parameters import DeviceParameters, draw
+from gpumuxd.testing.simulator import SchedulerOf, run
+from gpumuxd.units import GIB
+from tests.sim import broken
+
+SEEDS = range(1, 400)
+RUNS_MAX = 25
+
+Needs = Callable[[DeviceParameters], bool]
+
+
+def anything(device: DeviceParameters) -> bool:
+    return True
+
+
+def loses(device: DeviceParameters) -> bool:
+    return device.faults.lost_ns is not None
+
+
+def reloads(device: DeviceParameters) -> bool:
+    return bool(device.faults.reloads)
+
+
+def has_a_short_queue(device: DeviceParameters) -> bool:
+    return device.settings.queue_requests_max < 20
+
+
+def has_little_memory(device: DeviceParameters) -> bool:
+    return device.settings.memory_bytes_max < 8 * GIB
+
+
+def reserves_frames(device: DeviceParameters) -> bool:
+    return device.settings.frames_reserved > 0
+
+
+def is_bounded(device: DeviceParameters) -> bool:
+    return device.settings.slicing is Slicing.BOUNDED and device.settings.order is Order.POLICY
+
+
+def is_shared(device: DeviceParameters) -> bool:
+    """Two tenants of equal weight, the favoured one among them, that are never done."""
+    return is_bounded(device) and device.is_contended
+
+
+BROKEN: list[tuple[Invariant, SchedulerOf, Needs]] = [
+    (Invariant.GROUPS_IN_ORDER, broken.LaunchesTwice, anything),
+    (Invariant.GROUPS_IN_ORDER, broken.SkipsAGroup, anything),
+    (Invariant.GROUPS_IN_ORDER, broken.GoesPastTheEnd, anything),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.IgnoresTheWindow, is_bounded),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.IgnoresTheBound, is_bounded),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.NeverCuts, is_bounded),
+    (Invariant.WORK_CONSERVATION, broken.ForgetsToLaunch, anything),
+    (Invariant.ORDER, broken.FirstComeFirstServed, is_bounded),
+    (Invariant.ORDER, broken.IgnoresDeadlines, is_bounded),
+    (Invariant.ONE_FINISH, broken.DropsAFinish, anything),
+    (Invariant.ONE_FINISH, broken.FinishesTwice, anything),
+    (Invariant.ONE_FINISH, broken.FinishesAtOnce, anything),
+    (Invariant.ONE_FINISH, broken.AdmitsSilently, anything),
+    (Invariant.ONE_FINISH, broken.BlamesTheModel, anything),
+    (Invariant.ONE_FINISH, broken.MisreportsTime, anything),
+    (Invariant.ONE_FINISH, broken.IgnoresCancels, anything),
+    (Invariant.RESOURCES, broken.KeepsFrames, anything),
+    (Invariant.RESOURCES, broken.IgnoresReservedFrames, reserves_frames),
+    (Invariant.RESOURCES, broken.IgnoresMemory, has_little_memory),
+    (Invariant.RESOURCES, broken.IgnoresTheQueueLimit, has_a_short_queue),
+    (Invariant.RESOURCES, broken.SharesFrames, anything),
+    (Invariant.RESOURCES, broken.MiscountsSlices, anything),
+    (Invariant.DRAINING, broken.IgnoresDraining, reloads),
+    (Invariant.DRAINING, broken.ReleasesTwice, reloads),
+    (Invariant.DRAINING, broken.NeverReleases, reloads),
+    (Invariant.LIVENESS, broken.NeverRests, anything),
+]
+
+BROKEN_MORE_WAYS: list[tuple[Invariant, SchedulerOf, Needs]] = [
+    (Invariant.BLOCKING, broken.IgnoresTheBound, is_bounded),
+    (Invariant.BLOCKING, broken.NeverCuts, is_bounded),
+    (Invariant.BLOCKING, broken.FirstComeFirstServed, is_bounded),
+    (Invariant.WORK_CONSERVATION, broken.SleepsBetween, anything),
+    (Invariant.LOST_DEVICE, broken.IgnoresTheLoss, loses),
+    (Invariant.LIVENESS, broken.FallsAsleep, anything),
+    (Invariant.FAIRNESS, broken.FavoursOne, is_shared),
+    (Invariant.FAIRNESS, broken.FirstComeFirstServed, is_shared),
+    (Invariant.FAIRNESS, broken.ForgetsToCharge, is_shared),
+]
+
+
+def first_violation(
+    scheduler_of: SchedulerOf,
+    check: tuple[Invariant, ...] = tuple(Invariant),
+    needs: Needs = anything,
+    runs_max: int = RUNS_MAX,
+) -> Violation | None:
+    """Of the first worlds in which the fault can show at all, the first in which it does."""
+    worlds = (parameters for parameters in map(draw, SEEDS) if any(map(needs, parameters.devices)))
+    for parameters in islice(worlds, runs_max):
+        try:
+            run(parameters, scheduler_of, check)
+        except Violation as violation:
+            return violation
+    return None
+
+
+@pytest.mark.parametrize(("invariant", "scheduler_of", "needs"), BROKEN)
+def test_a_broken_scheduler_is_caught(
+    invariant: Invariant, scheduler_of: SchedulerOf, needs: Needs
+) -> None:
+    violation = first_violation(scheduler_of, needs=needs)
+    assert violation is not None, "no world shows the fault"
+    assert violation.invariant is invariant, violation
+
+
+@pytest.mark.parametrize(("invariant", "scheduler_of", "needs"), BROKEN_MORE_WAYS)
+def test_one_invariant_alone_catches_it_too(
+    invariant: Invariant, scheduler_of: SchedulerOf, needs: Needs
+) -> None:
+    violation = first_violation(scheduler_of, (invariant,), needs)
+    assert violation is not None, "no world shows the fault"
+    assert violation.invariant is invariant
+
+
+def test_the_wrapper_itself_breaks_nothing() -> None:
+    assert first_violation(broken.Bent, runs_max=10) is None
+
+
+def test_a_violation_names_invariant_seed_device_and_step() -> None:
+    with pytest.raises(Violation, match=r"invariant 6 ONE_FINISH: .*seed 1, cpu:0, step \d+"):
+        run(draw(1), broken.FinishesTwice)
+
+
+def test_without_checkers_nothing_is_asked() -> None:
+    result = run(draw(1), broken.MiscountsSlices, check=())
+    assert result.trace_hash == run(draw(1), DeviceScheduler).trace_hash

@@ -113,7 +113,8 @@ def _named_inputs(request: ExportRequest) -> dict[str, torch.Tensor]:
             raise InvalidModel(
                 f"export: example input {name!r} is a {type(value).__name__}, expected a tensor"
             )
-    return inputs
+    # One tensor given for two inputs would make torch trace them as one.
+    return {name: value.detach().clone() for name, value in inputs.items()}
 
 
 def _signature_names(module: torch.nn.Module, count: int) -> Iterator[str]:

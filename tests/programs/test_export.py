@@ -1,0 +1,201 @@
+"""Exporting: what an owner gets, and what they are told when it can't be done."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpumuxd.errors import InvalidModel
+from gpumuxd.models.pt2 import Artifact
+from gpumuxd.models.spec import Symbol, TensorSpec
+from gpumuxd.programs.export import ExportRequest, export_model, main
+from tests.programs.networks import Mlp, open_artifact
+
+X = torch.ones(2, 4)
+
+
+def test_the_default_is_a_dynamic_batch_on_every_input(tmp_path: Path) -> None:
+    spec = export_model(Mlp(), (X,), tmp_path / "new" / "model.pt2", batch_max=16)
+    assert spec.inputs == (TensorSpec("x", "FP32", (("batch",), 4)),)
+    assert spec.outputs == (TensorSpec("output_0", "FP32", (("batch",), 3)),)
+    assert spec.symbols == (Symbol("batch", 1, 16),)
+    assert spec.batch_max == 16
+    with (tmp_path / "new" / "model.pt2").open("rb") as file:
+        assert Artifact(file).plan.spec == spec
+
+
+class Difference(nn.Module):
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        return {"difference": left - right, "left": left * 1}
+
+
+def test_inputs_are_matched_by_name_whatever_their_order(tmp_path: Path) -> None:
+    """Also when one tensor is the example of both, which torch would trace as one input."""
+    path = tmp_path / "model.pt2"
+    spec = export_model(Difference(), {"right": X, "left": X}, path)
+    assert {tensor.name for tensor in spec.inputs} == {"left", "right"}
+    assert [tensor.name for tensor in spec.outputs] == ["difference", "left"]
+    program = open_artifact(path).node_program()
+    given = {"left": torch.full((1, 4), 5.0), "right": torch.full((1, 4), 3.0)}
+    slots = program.start([given[tensor.name] for tensor in spec.inputs])
+    for group in program.groups:
+        group(slots)
+    assert program.outputs(slots)[0].unique().item() == 2.0
+
+
+def test_names_of_ones_own_are_taken_in_order(tmp_path: Path) -> None:
+    spec = export_model(
+        Difference(), {"a": X, "b": X}, tmp_path / "model.pt2", output_names=["d", "l"]
+    )
+    assert [tensor.name for tensor in spec.inputs] == ["a", "b"]
+    assert [tensor.name for tensor in spec.outputs] == ["d", "l"]
+
+
+def test_other_dimensions_vary_on_request(tmp_path: Path) -> None:
+    spec = export_model(
+        Difference(),
+        {"left": torch.ones(3, 6), "right": torch.ones(3, 6)},
+        tmp_path / "model.pt2",
+        dynamic={"left": {0: "batch", 1: "time"}, "right": {0: "batch", 1: "time"}},
+        sizes={"time": (2, 40)},
+    )
+    assert spec.inputs[0].shape == (("batch",), ("time",))
+    assert spec.symbols == (Symbol("batch", 1, 64), Symbol("time", 2, 40))
+
+
+def test_a_model_may_have_no_dynamic_dimension(tmp_path: Path) -> None:
+    spec = export_model(Mlp(), {"x": X}, tmp_path / "model.pt2", dynamic={})
+    assert spec.inputs == (TensorSpec("x", "FP32", (2, 4)),)
+    assert spec.symbols == ()
+    assert spec.batch_max == 0
+
+
+def test_modules_are_exported_in_eval_mode(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).train()
+    export_model(module, (X,), tmp_path / "model.pt2")
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = nn.Buffer(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+class Branch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class FixesBatch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(2, 4) + 0
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "more", "said"),
+    [
+        (Mlp(), (torch.ones(1, 4),), {}, "has a batch of 1. torch.export would fix the batch at 1"),
+        (Mlp(), (), {}, "at least one example input"),
+        (Mlp(), {"x": [1.0]}, {}, "example input 'x' is a list, expected a tensor"),
+        (Mlp(), (torch.tensor(1.0),), {}, "'x' has no dimensions and so no batch"),
+        (Mlp(), (X,), {"dynamic": {"y": {0: "batch"}}}, "`dynamic` names 'y', inputs are ['x']"),
+        (Mlp(), (X,), {"dynamic": {"x": {2: "batch"}}}, "input 'x' has no dimension 2"),
+        (Mlp(), (torch.ones(2, 5),), {}, "torch.export refused the module"),
+        (Mlp(), (X,), {"output_names": ["a", "b"]}, "names 2 outputs, the graph has 1"),
+        (Mlp(), (X,), {"output_names": ["../a"]}, "can't name an output"),
+        (FixesBatch(), (X,), {}, "torch.export refused the module"),
+        (Branch(), (X,), {}, "torch.export refused the module"),
+        (Noise(), (X,), {}, "'torch.ops.aten.randn_like.default' is not allowed"),
+        (Counting(), (X,), {}, "(torch.ops.aten.add_.Tensor) writes in place to a weight, buffer"),
+    ],
+)
+def test_what_can_not_be_served_is_said_at_export(
+    tmp_path: Path, module: nn.Module, inputs: Any, more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidModel) as caught:
+        export_model(module, inputs, tmp_path / "model.pt2", **more)
+    assert said in caught.value.message
+    assert not (tmp_path / "model.pt2").exists()
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module with factories in the current directory."""
+    (tmp_path / "my_models.py").write_text(
+        "import torch\n"
+        "from gpumuxd.programs.export import ExportRequest\n"
+        "def pair():\n"
+        "    return torch.nn.Linear(4, 3), (torch.ones(2, 4),)\n"
+        "def request():\n"
+        "    return ExportRequest(torch.nn.Linear(4, 3), {'input': torch.ones(2, 4)},\n"
+        "                         output_names=['score'])\n"
+        "def nothing():\n"
+        "    return None\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("my_models", None)
+
+
+@pytest.mark.usefixtures("factories")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["my_models:request", "-o", "repo/scorer/1", "--batch-max", "4"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  in  input: FP32 [batch, 4]",
+        "  out score: FP32 [batch, 3]",
+        "  batch: 1 to 4",
+    ]
+    assert (tmp_path / "repo" / "scorer" / "1" / "model.pt2").is_file()
+    assert main(["my_models:pair", "-o", "direct.pt2"]) == 0
+    assert (tmp_path / "direct.pt2").is_file()
+
+
+@pytest.mark.usefixtures("factories")
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("my_models", "expected package.module:function"),
+        ("my_models:", "expected package.module:function"),
+        ("no_such_module_here:f", "can't import 'no_such_module_here'"),
+        ("my_models:missing", "has no function 'missing'"),
+        ("my_models:number", "has no function 'number'"),
+        ("my_models:nothing", "must return an ExportRequest or a tuple"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    factory: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([factory, "-o", "out"]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_request_is_what_a_factory_returns() -> None:
+    request = ExportRequest(Mlp(), (X,))
+    assert (request.dynamic, request.batch_max) == (None, 64)
+
+
+def test_a_weight_that_is_a_view_is_exported_without_a_warning(tmp_path: Path) -> None:
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4).t())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    make: Callable[[], nn.Module] = Transposed
+    export_model(make(), (X,), tmp_path / "model.pt2")

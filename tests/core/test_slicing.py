@@ -1,0 +1,210 @@
+"""Where the next sync point goes, in columns: bounds, in flight, cursor, slice."""
+
+import pytest
+
+from gpumuxd.core import slicing
+from gpumuxd.core.bucket_table import RUNS_PER_FOLD
+from gpumuxd.core.eligibility import Blocked
+from gpumuxd.core.launch_queue import LaunchQueue
+from gpumuxd.core.model import Model
+from gpumuxd.core.slicing import UNBOUNDED, Bounds
+from gpumuxd.domain import CursorKind, PriorityClass
+from gpumuxd.events import ModelProfile
+from gpumuxd.settings import Order, SchedulerSettings, Slicing
+from tests.core.conversation import BEST_EFFORT, COMPUTE, MS, REALTIME, STANDARD
+from tests.core.objects import fly, make_cursor, make_model
+
+NONE = UNBOUNDED
+SETTINGS = SchedulerSettings(slice_ns_max=1_000, window_max=4, round_trip_ns=0)
+TENS = [10] * 20
+OVER_BOUND, UNKNOWN = Blocked.OVER_BOUND, Blocked.UNKNOWN_ESTIMATE
+
+
+def choose(
+    bounds: list[int],
+    in_flight: list[tuple[PriorityClass, int]],
+    priority_class: PriorityClass,
+    group_ns: list[int],
+    *,
+    next_group: int = 0,
+    window: int = 2,
+    settings: SchedulerSettings = SETTINGS,
+    kind: CursorKind = CursorKind.INFER,
+    is_known: bool = True,
+) -> tuple[int, int] | Blocked:
+    queue = LaunchQueue(COMPUTE, 4, 0)
+    queue.window = window
+    for each_class, predicted_ns in in_flight:
+        fly(queue, make_cursor(1, None, each_class), predicted_ns)
+    measured = None if is_known else ModelProfile(len(group_ns))
+    model = make_model(*group_ns, measured=measured)
+    cursor = make_cursor(2, model, priority_class, kind=kind)
+    cursor.next_group = next_group
+    return slicing.choose(cursor, queue, Bounds(bounds, ""), settings)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "in_flight", "cursor_class", "group_ns", "next_group", "expected"),
+    [
+        # a slice is half of the bound with a window of two, and the end of the program ends it
+        ([NONE, NONE, 100], [], BEST_EFFORT, TENS, 0, (5, 50)),
+        ([NONE, NONE, 100], [], BEST_EFFORT, TENS, 17, (20, 30)),
+        ([NONE, NONE, 100], [(BEST_EFFORT, 50)], BEST_EFFORT, TENS, 5, (10, 50)),
+        ([NONE, NONE, 100], [(BEST_EFFORT, 51)], BEST_EFFORT, TENS, 5, (9, 40)),
+        # groups longer than half of the bound go one by one while they fit
+        ([NONE, NONE, 100], [], BEST_EFFORT, [60] * 3, 0, (1, 60)),
+        ([NONE, NONE, 100], [(BEST_EFFORT, 40)], BEST_EFFORT, [60] * 3, 0, (1, 60)),
+        ([NONE, NONE, 100], [(BEST_EFFORT, 41)], BEST_EFFORT, [60] * 3, 0, OVER_BOUND),
+        # one group longer than the bound: alone
+        ([NONE, NONE, 100], [], BEST_EFFORT, [300] * 3, 1, (2, 300)),
+        ([NONE, NONE, 100], [(BEST_EFFORT, 1)], BEST_EFFORT, [300] * 3, 1, OVER_BOUND),
+        ([NONE, NONE, 0], [], BEST_EFFORT, TENS, 0, (1, 10)),
+        ([NONE, NONE, 0], [(BEST_EFFORT, 10)], BEST_EFFORT, TENS, 1, OVER_BOUND),
+        # the bound of a class covers the work of lower classes and its own, not of higher ones
+        ([NONE, 100, NONE], [(REALTIME, 500)], BEST_EFFORT, TENS, 0, (5, 50)),
+        ([NONE, 100, NONE], [(STANDARD, 80)], BEST_EFFORT, TENS, 0, (2, 20)),
+        ([100, NONE, NONE], [(STANDARD, 500)], BEST_EFFORT, TENS, 0, (5, 50)),
+        ([NONE, NONE, 100], [(BEST_EFFORT, 80)], REALTIME, TENS, 0, (2, 20)),
+        # the tightest of those that could be ordered ahead counts, and each for itself
+        ([100, 40, 80], [], BEST_EFFORT, TENS, 0, (2, 20)),
+        ([100, 40, 80], [], REALTIME, TENS, 0, (4, 40)),
+        ([100, 400, 90], [(REALTIME, 60)], BEST_EFFORT, TENS, 0, (3, 30)),
+        ([100, 400, 90], [(REALTIME, 60), (BEST_EFFORT, 30)], STANDARD, [10], 0, OVER_BOUND),
+        # a group over one bound may still not join what another bound covers
+        ([50, NONE, 100], [(REALTIME, 30)], BEST_EFFORT, [80], 0, OVER_BOUND),
+        ([50, NONE, 200], [(REALTIME, 30)], BEST_EFFORT, [80], 0, (1, 80)),
+        # nobody could be ordered ahead: slice_ns_max, and a window of them in flight
+        ([100, NONE, NONE], [], STANDARD, [10] * 300, 0, (100, 1_000)),
+        ([100, NONE, NONE], [(STANDARD, 1_500)], STANDARD, [10] * 300, 0, (50, 500)),
+        ([100, NONE, NONE], [(STANDARD, 2_000)], STANDARD, [10] * 300, 0, OVER_BOUND),
+        ([100, NONE, NONE], [], STANDARD, [9_000], 0, (1, 9_000)),
+        ([100, NONE, NONE], [(STANDARD, 1)], STANDARD, [9_000], 0, OVER_BOUND),
+        # a stated bound may be generous, a slice never is
+        ([NONE, NONE, 9_000], [], BEST_EFFORT, [10] * 300, 0, (100, 1_000)),
+    ],
+)
+def test_bounded(
+    bounds: list[int],
+    in_flight: list[tuple[PriorityClass, int]],
+    cursor_class: PriorityClass,
+    group_ns: list[int],
+    next_group: int,
+    expected: tuple[int, int] | Blocked,
+) -> None:
+    chosen = choose(bounds, in_flight, cursor_class, group_ns, next_group=next_group)
+    assert chosen == expected
+
+
+@pytest.mark.parametrize(("window", "end"), [(1, 10), (2, 5), (3, 3), (4, 2)])
+def test_a_larger_window_means_shorter_slices(window: int, end: int) -> None:
+    chosen = choose([NONE, NONE, 100], [], BEST_EFFORT, TENS, window=window)
+    assert chosen == (end, 10 * end)
+
+
+@pytest.mark.parametrize(
+    ("is_known", "in_flight", "expected"),
+    [
+        (False, [], (1, 0)),
+        (False, [(BEST_EFFORT, 10)], UNKNOWN),  # what was measured is in flight
+        (False, [(BEST_EFFORT, 0)], UNKNOWN),
+        (True, [(BEST_EFFORT, 0)], UNKNOWN),
+    ],
+)
+@pytest.mark.parametrize("mode", list(Slicing))
+def test_unmeasured_work_is_alone_in_flight(
+    mode: Slicing,
+    is_known: bool,
+    in_flight: list[tuple[PriorityClass, int]],
+    expected: tuple[int, int] | Blocked,
+) -> None:
+    settings = SchedulerSettings(slicing=mode)
+    chosen = choose(
+        [NONE, NONE, 100], in_flight, BEST_EFFORT, TENS, is_known=is_known, settings=settings
+    )
+    assert chosen == expected
+
+
+@pytest.mark.parametrize("mode", list(Slicing))
+def test_profiles_run_group_by_group(mode: Slicing) -> None:
+    settings = SchedulerSettings(slicing=mode)
+    chosen = choose(
+        [NONE, NONE, 100], [], BEST_EFFORT, TENS, kind=CursorKind.PROFILE, settings=settings
+    )
+    assert chosen == (1, 10)
+
+
+def test_without_slicing_the_rest_of_the_inference_is_one_slice() -> None:
+    settings = SchedulerSettings(slicing=Slicing.NONE)
+    in_flight = [(BEST_EFFORT, 5_000)]
+    assert choose([NONE, NONE, 1], in_flight, REALTIME, TENS, settings=settings) == (20, 200)
+
+
+def with_runs(slo_ns: int | None, *runs_ns: int, key: str = "m", class_max: int = 2) -> Model:
+    """A model with one bucket for each run time, one group each."""
+    group_ns = {(size,): (run_ns,) for size, run_ns in enumerate(runs_ns, start=1)}
+    measured = ModelProfile(1, group_ns, {})
+    return make_model(key=key, slo_ns=slo_ns, measured=measured, class_max=PriorityClass(class_max))
+
+
+@pytest.mark.parametrize(
+    ("slo_ns", "runs_ns", "round_trip_ns", "laxity_ns"),
+    [
+        (None, (500,), 0, 1_000),  # slice_ns_max
+        (600, (500,), 0, 100),
+        (600, (500,), 40, 60),
+        (600, (500,), 101, 0),  # cannot be met at all
+        (600, (100, 200, 550), 0, 50),  # the longest that can be met
+        (600, (100, 200, 700), 0, 400),  # 700 never can: nothing to protect
+        (600, (700,), 0, 0),
+        (600, (), 0, 600),  # not measured yet
+    ],
+)
+def test_laxity(
+    slo_ns: int | None, runs_ns: tuple[int, ...], round_trip_ns: int, laxity_ns: int
+) -> None:
+    assert slicing.laxity_ns(with_runs(slo_ns, *runs_ns), SETTINGS, round_trip_ns) == laxity_ns
+
+
+@pytest.mark.parametrize(
+    ("models", "stated_ns", "expected", "origin"),
+    [
+        ([], None, [NONE, NONE, NONE], "slice_ns_max"),
+        ([(0, None)], None, [1_000, NONE, NONE], "slice_ns_max"),
+        ([(0, None), (2, 700)], None, [1_000, NONE, 600], "laxity of 1"),
+        ([(2, 9_000), (2, 300), (2, 400)], None, [NONE, NONE, 200], "laxity of 1"),
+        ([(1, 400), (2, 9_000)], None, [NONE, 300, 1_000], "laxity of 0"),
+        ([(0, None), (2, 300)], 50, [50, NONE, 50], "preemption_delay_ns_max"),
+        ([(0, None)], 7_000, [7_000, NONE, NONE], "preemption_delay_ns_max"),
+        ([(2, 50)], 0, [NONE, NONE, 0], "preemption_delay_ns_max"),
+    ],
+)
+def test_bounds(
+    models: list[tuple[int, int | None]],
+    stated_ns: int | None,
+    expected: list[int],
+    origin: str,
+) -> None:
+    settings = SchedulerSettings(slice_ns_max=1_000, preemption_delay_ns_max=stated_ns)
+    loaded = [
+        with_runs(slo_ns, 100, key=str(number), class_max=class_max)
+        for number, (class_max, slo_ns) in enumerate(models)
+    ]
+    bounds = slicing.bounds_of(loaded, settings, round_trip_ns=0)
+    assert bounds.by_class == expected
+    assert bounds.tightest_from == [min(expected), min(expected[1:]), expected[2]]
+    assert bounds.origin == origin
+
+
+def test_in_arrival_order_nobody_is_ordered_ahead() -> None:
+    settings = SchedulerSettings(order=Order.FIFO, preemption_delay_ns_max=MS)
+    bounds = slicing.bounds_of([with_runs(300, 100)], settings, 0)
+    assert bounds.by_class == [NONE] * 3
+
+
+def test_laxity_follows_the_estimates() -> None:
+    model = with_runs(600, 100)
+    table = model.estimates.table((1,))
+    for _ in range(RUNS_PER_FOLD):
+        table.record_slice(table.new_column(0), 0, 1, 300)
+        table.record_run(300, 0)
+    assert slicing.laxity_ns(model, SETTINGS, 0) == 300

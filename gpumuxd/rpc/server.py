@@ -45,7 +45,7 @@ _logger = structlog.stdlib.get_logger(__name__)
 
 
 class FrontDoor:
-    """Everything that can be reached from outside, from `start` to `stop`. Used once."""
+    """Everything that can be reached from outside, from `claim` or `start` to `stop`. Used once."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class FrontDoor:
         self._calls = CallsInProgress()
         self._servers: list[grpc.aio.Server] = []
         self._claims: list[UnixClaim] = []
+        self._is_claimed = False
         self._addresses: list[str] = []
 
     @property
@@ -76,9 +77,26 @@ class FrontDoor:
         """What grpc.health.v1 says. False until this is called."""
         self._health.set_serving(is_serving)
 
+    def claim(self) -> None:
+        """Make sure of every address, before anything expensive is started. `start` does it
+        where it was not done. Raises AddressInUse or ConfigError, and then holds none."""
+        assert not self._servers, "a front door is used once"
+        try:
+            for listener in self._listeners:
+                address = parse_address(listener.address)
+                if isinstance(address, UnixAddress):
+                    self._claims.append(UnixClaim.acquire(address))
+                else:
+                    check_tcp_free(address)
+        except BaseException:
+            self._release_claims()
+            raise
+        self._is_claimed = True
+
     async def start(self) -> None:
         """Listen everywhere. Raises AddressInUse or ConfigError, and then listens nowhere."""
-        assert not self._servers, "a front door is used once"
+        if not self._is_claimed:
+            self.claim()
         try:
             for listener in self._listeners:
                 await self._open(listener)
@@ -97,6 +115,9 @@ class FrontDoor:
                 group.create_task(server.stop(grace_s))
         if not await self._calls.wait_ended(ABORT_WAIT_S):
             _logger.error("calls did not end when aborted", calls=len(self._calls))
+        self._release_claims()
+
+    def _release_claims(self) -> None:
         while self._claims:
             self._claims.pop().release()
 
@@ -104,10 +125,6 @@ class FrontDoor:
         tenant = listener.tenant
         identify = by_token(self._tenants) if tenant is None else of_listener(tenant)
         address = parse_address(listener.address)
-        if isinstance(address, UnixAddress):
-            self._claims.append(UnixClaim.acquire(address))
-        else:
-            check_tcp_free(address)
         server = grpc.aio.server(options=self._options)
         server.add_generic_rpc_handlers(self._handlers(identify))
         self._servers.append(server)

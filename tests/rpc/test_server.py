@@ -1,6 +1,7 @@
 """The front door as a client meets it: real gRPC over a real socket, a node in memory."""
 
 import asyncio
+import os
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -255,7 +256,7 @@ async def test_a_deadline_that_passes_cancels_the_request(
     channel: grpc.aio.Channel, node: FakeNode
 ) -> None:
     node.before_reply = hang
-    status, _, _ = await refusal(channel, INFER, good_request(), timeout_s=0.1)
+    status, _, _ = await refusal(channel, INFER, good_request(), timeout_s=0.5)
     assert status == "DEADLINE_EXCEEDED"
     await asyncio.wait_for(node.cancelled.wait(), WAIT_S)
 
@@ -514,6 +515,24 @@ async def test_starting_is_all_or_nothing(front: Front, node: FakeNode, tmp_path
     with pytest.raises(AddressInUse):
         await second.start()
     assert names_in(tmp_path) == ["own.sock", "own.sock.lock"]
+
+
+async def test_addresses_can_be_claimed_before_anything_listens(
+    node: FakeNode, tmp_path: Path
+) -> None:
+    listeners = [Listener(f"unix:{tmp_path}/{name}.sock", ADMIN) for name in "ab"]
+    door = FrontDoor(node, listeners, FakeTenants(), MESSAGE_BYTES_MAX)
+    door.claim()
+    assert names_in(tmp_path) == ["a.sock.lock", "b.sock.lock"]
+    free = Listener(f"unix:{tmp_path}/free.sock", ADMIN)
+    other = FrontDoor(node, [free, listeners[1]], FakeTenants(), MESSAGE_BYTES_MAX)
+    with pytest.raises(AddressInUse, match=f"process {os.getpid()} "):
+        other.claim()
+    assert names_in(tmp_path) == ["a.sock.lock", "b.sock.lock"]
+    await door.start()
+    assert list(door.addresses) == [listener.address for listener in listeners]
+    await door.stop(0)
+    assert names_in(tmp_path) == []
 
 
 async def test_an_address_that_makes_no_sense_is_a_configuration_error(node: FakeNode) -> None:

@@ -235,7 +235,7 @@ class Bench:
                 _number(figure.value),
                 "" if figure.spread is None else _number(figure.spread),
                 figure.unit,
-                f"{figure.goal.relation} {figure.goal.value:g}" if figure.goal else "",
+                f"{figure.goal.relation} {_number(figure.goal.value)}" if figure.goal else "",
                 ("met" if figure.is_met else "MISSED") if figure.goal else "",
                 style=None if figure.is_met else "bold red",
             )

@@ -97,7 +97,7 @@ async def _start_models_and_wait(
     status = "serving" if not failed else f"serving, but not {', '.join(sorted(failed))}"
     notifier.send(READY=1, STATUS=status)
     _log.info("ready", addresses=list(front_door.addresses), status=status)
-    await stop.drain.wait()
+    await _unless_stopped(stop, node.wait_failed())
 
 
 async def _unless_stopped(stop: StopRequests, work: Coroutine[Any, Any, None]) -> bool:

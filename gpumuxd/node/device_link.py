@@ -13,15 +13,15 @@ a list that is sent as soon as there is room.
 import asyncio
 import contextlib
 import os
-from collections import deque
 from collections.abc import Sequence
 from typing import TypeVar
 
 from gpumuxd.clock import Clock
-from gpumuxd.errors import DeviceLost, GpumuxdError, InvalidModel, QueueFull
+from gpumuxd.errors import DeviceLost, InvalidModel, QueueFull
 from gpumuxd.node.api import Tenant
 from gpumuxd.node.child_process import Child, Spawn, device_environment
 from gpumuxd.node.limits import Ticket
+from gpumuxd.node.loop_channel import LoopChannel
 from gpumuxd.node.request_memory import RequestMemory
 from gpumuxd.node.settings import LinkSettings
 from gpumuxd.node.validation import CheckedCall
@@ -31,9 +31,6 @@ from gpumuxd.units import NS_PER_S
 from gpumuxd.wire import frames
 from gpumuxd.wire.arena import Arena
 from gpumuxd.wire.channel import Channel, ChannelClosed, ChannelError, ChannelFull
-
-FRAMES_PER_TURN_MAX = 64
-"""Frames read before other work of the event loop gets its turn."""
 
 _T = TypeVar("_T")
 
@@ -49,7 +46,8 @@ class DeviceLink:
         clock: Clock,
         spawn: Spawn,
     ) -> None:
-        """Starts the child at once; `wait_started` tells when it is up."""
+        """Starts the child at once; `wait_started` tells when it is up. Raises OSError when there
+        can be no new process."""
         self.settings = settings
         self.statistics: frames.Statistics | None = None
         self.began_ns = clock()
@@ -60,21 +58,25 @@ class DeviceLink:
         self._abandoned: dict[int, RequestMemory] = {}
         self._loads: dict[str, asyncio.Future[frames.ModelLoaded]] = {}
         self._unloads: dict[str, asyncio.Future[None]] = {}
-        self._owed: deque[frames.Frame] = deque()
         self._started: asyncio.Future[frames.Started] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._watch = SilenceWatch(limits, self.began_ns)
         self._arena = Arena(settings.arena_bytes)
-        self._channel, peer = Channel.pair()
-        with peer:
-            self._child: Child = spawn(peer, device_environment(settings.threads))
+        channel, peer = Channel.pair()
+        self._channel = LoopChannel(channel, self._handle_frame, self._handle_broken)
+        try:
+            with peer:
+                self._child: Child = spawn(peer, device_environment(settings.threads))
+        except OSError:
+            self._channel.close()
+            self._arena.close()
+            raise
         self._kill_reason = ""
         self._loop.add_reader(self._child.fileno(), self._handle_exit)
-        self._loop.add_reader(self._channel.fileno(), self._handle_readable)
-        with contextlib.suppress(DeviceLost):  # one that ended at once is told by its pidfd
-            self._send_now(frames.Start(settings, os.getpid()), [self._arena.fd])
+        with contextlib.suppress(ChannelClosed):  # one that ended at once is told by its pidfd
+            self._channel.send(frames.Start(settings, os.getpid()), [self._arena.fd])
         for tenant in tenants:
-            self._owe(
+            self._channel.owe(
                 frames.SetTenant(
                     tenant.name, tenant.weight, tenant.realtime_per_s, tenant.realtime_burst
                 )
@@ -119,10 +121,7 @@ class DeviceLink:
         """
         self._check_alive()
         assert frame.request_id not in self._requests
-        try:
-            self._send_now(frame)
-        except ChannelFull as error:
-            raise QueueFull("the device is behind with taking requests; retry") from error
+        self._send_now(frame)
         future: asyncio.Future[frames.Finished] = self._loop.create_future()
         self._requests[frame.request_id] = future
         return future
@@ -133,17 +132,14 @@ class DeviceLink:
             memory.release()  # it had finished, or its child was reaped
             return
         self._abandoned[request_id] = memory
-        self._owe(frames.Cancel(request_id))
+        self._channel.owe(frames.Cancel(request_id))
 
     async def load(self, frame: frames.LoadModel, fds: Sequence[int]) -> frames.ModelLoaded:
         """Have a model made ready. Raises InvalidModel with the child's reason, or DeviceLost."""
         self._check_alive()
         assert frame.model not in self._loads, "model keys are new for each load"
         future: asyncio.Future[frames.ModelLoaded] = self._loop.create_future()
-        try:
-            self._send_now(frame, fds)
-        except ChannelFull as error:
-            raise QueueFull("the device is behind with taking requests; retry") from error
+        self._send_now(frame, fds)
         self._loads[frame.model] = future
         try:
             async with asyncio.timeout(self._limits.load_ns_max / NS_PER_S):
@@ -163,13 +159,15 @@ class DeviceLink:
         future = self._unloads.get(model)
         if future is None:
             future = self._unloads[model] = self._loop.create_future()
-            self._owe(frames.UnloadModel(model))
+            self._channel.owe(frames.UnloadModel(model))
         await asyncio.shield(future)
 
     async def stop(self) -> None:
         """Ask the child to finish and end; kill it when it does not."""
-        if self.is_alive:
-            self._owe(frames.Stop())
+        if not self._started.done():
+            self.kill("it was told to stop while it started")
+        elif self.is_alive:
+            self._channel.owe(frames.Stop())
         try:
             async with asyncio.timeout(self._limits.stop_ns_max / NS_PER_S):
                 await self.wait_ended()
@@ -185,21 +183,12 @@ class DeviceLink:
 
     # What the child says
 
-    def _handle_readable(self) -> None:
-        try:
-            for _ in range(FRAMES_PER_TURN_MAX):
-                received = self._channel.receive()
-                if received is None:
-                    return
-                self._handle_frame(*received)
-        except ChannelClosed:
+    def _handle_broken(self, error: ChannelError) -> None:
+        if isinstance(error, ChannelClosed):
             # It is ending, and says by its exit status why; one that does not end is of no use.
-            self._loop.remove_reader(self._channel.fileno())
-            self._loop.call_later(
-                self._limits.exit_ns_max / NS_PER_S, self.kill, "it closed its channel"
-            )
-        except ChannelError as error:
-            self._loop.remove_reader(self._channel.fileno())
+            delay_s = self._limits.exit_ns_max / NS_PER_S
+            self._loop.call_later(delay_s, self.kill, "it closed its channel")
+        else:
             self.kill(f"it sent what is no frame: {error}")
 
     def _handle_frame(self, frame: frames.AnyFrame, fds: Sequence[int]) -> None:
@@ -244,11 +233,9 @@ class DeviceLink:
     def _handle_exit(self) -> None:
         """The process has ended: hear what it said last, reap it, then settle what it owed."""
         self._loop.remove_reader(self._child.fileno())
-        self._read_the_rest()
+        self._channel.read_all()
         how = self._child.reap()
         self._child.close()
-        self._loop.remove_reader(self._channel.fileno())
-        self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
         self._watcher.cancel()
         reason = f"{self._kill_reason} ({how})" if self._kill_reason else how
@@ -267,58 +254,26 @@ class DeviceLink:
         abandoned = list(self._abandoned.values())
         for collection in (self._requests, self._loads, self._unloads, self._abandoned):
             collection.clear()
-        self._owed.clear()
         for memory in abandoned:
             memory.release()
         self._memory_released()
 
-    def _read_the_rest(self) -> None:
-        try:
-            while (received := self._channel.receive()) is not None:
-                self._handle_frame(*received)
-        except ChannelError:
-            pass  # the end of what it said
-
     def _memory_released(self) -> None:
         if not self.is_alive and self._arena.used_bytes == 0:
             self._arena.close()
-
-    # Sending
 
     def _check_alive(self) -> None:
         if not self.is_alive:
             raise DeviceLost(f"device {self.settings.device} was lost; retry")
 
     def _send_now(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
-        """Raises ChannelFull, or DeviceLost when the other end is gone."""
+        """Raises QueueFull, or DeviceLost when the other end is gone."""
         try:
             self._channel.send(frame, fds)
+        except ChannelFull as error:
+            raise QueueFull("the device is behind with taking requests; retry") from error
         except ChannelClosed as error:
             raise DeviceLost(f"device {self.settings.device} was lost; retry") from error
-        if self._channel.wants_write:
-            self._loop.add_writer(self._channel.fileno(), self._handle_writable)
-
-    def _owe(self, frame: frames.Frame) -> None:
-        """Say this, as soon as there is room. Bounded by what is in flight and loaded."""
-        self._owed.append(frame)
-        self._pay()
-
-    def _pay(self) -> None:
-        while self._owed:
-            try:
-                self._send_now(self._owed[0])
-            except (ChannelFull, DeviceLost):
-                return
-            self._owed.popleft()
-
-    def _handle_writable(self) -> None:
-        try:
-            is_empty = self._channel.flush()
-        except ChannelClosed:
-            is_empty = True
-        if is_empty:
-            self._loop.remove_writer(self._channel.fileno())
-            self._pay()
 
     # Watching
 
@@ -331,7 +286,7 @@ class DeviceLink:
         while True:
             await asyncio.sleep(max(due_ns - self._clock(), 0) / NS_PER_S)
             # An answer that is there already counts, however late we are to read it.
-            self._handle_readable()
+            self._channel.read()
             now_ns = self._clock()
             is_silent = self._watch.is_silent(
                 now_ns,
@@ -353,8 +308,8 @@ class DeviceLink:
 
     def _ask(self, frame: frames.Frame) -> None:
         """Say this or leave it: it is said again soon."""
-        with contextlib.suppress(ChannelFull, GpumuxdError):
-            self._send_now(frame)
+        with contextlib.suppress(ChannelFull, ChannelClosed):
+            self._channel.send(frame)
 
 
 def _resolve(future: "asyncio.Future[_T] | None", value: _T) -> None:

@@ -7,6 +7,7 @@ It must not know devices or the repository.
 
 import asyncio
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +67,7 @@ class Loading:
             channel, peer = Channel.pair()
             try:
                 with peer:
-                    child = self._spawn(peer, loader_environment())
+                    child = self._start(peer)
                 try:
                     return await self._converse(channel, artifact_fd)
                 finally:
@@ -74,6 +75,12 @@ class Loading:
             finally:
                 channel.close()
                 os.close(artifact_fd)
+
+    def _start(self, peer: socket.socket) -> Child:
+        try:
+            return self._spawn(peer, loader_environment())
+        except OSError as error:
+            raise ModelNotReady(f"no process to read it with: {error.strerror}") from error
 
     async def _converse(self, channel: Channel, artifact_fd: int) -> LoadedArtifact:
         limit_s = self._settings.read_ns_max / NS_PER_S

@@ -5,11 +5,12 @@ of one version on one device; while a changed artifact is loaded anew, the entry
 the replica that serves, and swaps it when the new one is ready.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gpumuxd.domain import PriorityClass
+from gpumuxd.errors import ModelNotReady
 from gpumuxd.models.manifest import Manifest
 from gpumuxd.node.api import IndexEntry, ModelState, Tenant
 from gpumuxd.node.device_link import DeviceLink
@@ -37,9 +38,12 @@ class ArtifactStamp:
     modified_ns: int
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> "ArtifactStamp":
-        """Raises OSError."""
-        status = os.stat(path)
+    def of(cls, path: Path) -> "ArtifactStamp":
+        """Raises ModelNotReady when the file is not there."""
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
@@ -59,6 +63,10 @@ class Replica:
     @property
     def device(self) -> str:
         return self.link.settings.device
+
+    @property
+    def is_alive(self) -> bool:
+        return self.link.is_alive
 
 
 @dataclass(slots=True)

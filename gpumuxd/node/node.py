@@ -122,6 +122,11 @@ class Node:
                 raise result
         return failed
 
+    async def wait_failed(self) -> None:
+        """Never returns. Raises what ended the care for a device: a bug, after which the daemon
+        had better start anew than serve on without that device."""
+        await asyncio.gather(*(device.wait_failed() for device in self._devices.values()))
+
     async def drain(self) -> None:
         """Admit nothing from now on; return when what was admitted has ended."""
         self._is_draining = True
@@ -264,7 +269,7 @@ async def _finished(
     except asyncio.CancelledError:
         link.abandon(frame.request_id, memory)
         raise
-    except GpumuxdError:
+    except BaseException:
         memory.release()
         raise
 

@@ -1,37 +1,32 @@
 """The models of the node: which versions there are, what state they are in, who may use them.
 
-Loading a version: find it in the repository, have a loader read it, choose a device, hand plan
-and weights over, wait until it was measured. One lock per name orders loads, unloads and
+Loading a version: find it in the repository, have it read and placed (`placing.py`), let it serve.
+One lock per name orders loads, unloads and
 reloads, so that each of them sees a settled state. It must not know requests; those ask for the
 `Replica` that serves and hold on to it.
 """
 
 import asyncio
-import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
 from typing import Any
 
 import structlog
 
-from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import (
     DeviceLost,
     GpumuxdError,
-    InvalidManifest,
     InvalidModel,
     InvalidRequest,
     ModelNotReady,
     PermissionDenied,
     UnknownModel,
 )
-from gpumuxd.models.manifest import Manifest
 from gpumuxd.models.names import check_model_name, version_number
 from gpumuxd.models.repository import ModelVersion, Repository
 from gpumuxd.node.api import IndexEntry, ModelState, ModelView, Tenant
 from gpumuxd.node.device_link import DeviceLink
-from gpumuxd.node.loading import LoadedArtifact, Loading
+from gpumuxd.node.loading import Loading
 from gpumuxd.node.model_table import (
     ArtifactStamp,
     ModelTable,
@@ -40,8 +35,8 @@ from gpumuxd.node.model_table import (
     may_manage,
     may_see,
 )
+from gpumuxd.node.placing import Placing
 from gpumuxd.node.tenants import TenantDirectory
-from gpumuxd.wire.frames import LoadModel
 
 DEVICE_LOSSES_MAX = 2
 """Deaths of a device while it loaded a model again, after which the model is left out: more would
@@ -62,15 +57,11 @@ class Registry:
     ) -> None:
         """`links` tells the link of each configured device, None where it is not up."""
         self._repository = repository
-        self._loading = loading
-        self._tenants = tenants
-        self._links = links
         self._table = ModelTable()
+        self._placing = Placing(self._table, loading, tenants, links)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
-        self._placing: Counter[str] = Counter()
-        self._load_numbers = itertools.count(1)
 
     # Who serves
 
@@ -86,7 +77,7 @@ class Registry:
         entry = self._table.serving(name, number)
         if entry is None or entry.replica is None:
             return False
-        return entry.replica.link.is_alive and may_see(entry.replica.manifest, tenant)
+        return entry.replica.is_alive and may_see(entry.replica.manifest, tenant)
 
     def replica(self, tenant: Tenant, name: str, version: str) -> Replica:
         """What serves this model now. Raises UnknownModel, ModelNotReady or PermissionDenied."""
@@ -190,6 +181,8 @@ class Registry:
         waiting = [e for e in self._table if _is_on(e, device)]
         for entry in waiting:
             async with self._locks[entry.name]:
+                if entry.state is ModelState.READY and entry.replica and not entry.replica.is_alive:
+                    entry.move(ModelState.LOADING, f"device {device} was lost")
                 if link.is_alive and entry.state is ModelState.LOADING and _is_on(entry, device):
                     await self._load_again(entry, link)
 
@@ -197,7 +190,7 @@ class Registry:
         assert entry.replica is not None
         old = entry.replica
         try:
-            entry.replica = await self._place(entry, link, old.artifact, old.stamp, old.manifest)
+            entry.replica = await self._placing.place_again(entry, link, old)
         except DeviceLost as error:
             entry.device_losses += 1
             if entry.device_losses >= DEVICE_LOSSES_MAX:
@@ -223,13 +216,13 @@ class Registry:
         async with self._locks[name]:
             found = await asyncio.to_thread(self._repository.find, name, "")
             entry = self._table.entry(name, found.version)
-            stamp = _stamp(found.artifact)
+            stamp = ArtifactStamp.of(found.artifact)
             if self._is_current(entry, found, stamp):
                 return
             if entry.state is ModelState.UNAVAILABLE:
                 entry.move(ModelState.LOADING)
             try:
-                replica = await self._make_replica(entry, found, stamp)
+                replica = await self._placing.make(entry, found, stamp)
             except BaseException as error:
                 if entry.replica is None:
                     reason = error.message if isinstance(error, GpumuxdError) else "load stopped"
@@ -264,61 +257,6 @@ class Registry:
             and replica.stamp == stamp
             and replica.manifest == found.manifest
         )
-
-    async def _make_replica(
-        self, entry: VersionEntry, found: ModelVersion, stamp: ArtifactStamp
-    ) -> Replica:
-        artifact = await self._loading.read(found.artifact)
-        try:
-            link = self._choose_link(found.manifest)
-            self._placing[link.settings.device] += 1
-            try:
-                return await self._place(entry, link, artifact, stamp, found.manifest)
-            finally:
-                self._placing[link.settings.device] -= 1
-        except BaseException:
-            artifact.close()
-            raise
-
-    def _choose_link(self, manifest: Manifest) -> DeviceLink:
-        """The device the manifest asks for, else the one with the fewest models."""
-        links = self._links()
-        if manifest.device is not None:
-            if manifest.device not in links:
-                raise InvalidManifest(
-                    f"device: {manifest.device!r} is not configured; expected one of {list(links)}"
-                )
-            link = links[manifest.device]
-            if link is None:
-                raise ModelNotReady(f"device {manifest.device} is not up; retry")
-            return link
-        up = [link for link in links.values() if link is not None]
-        if not up:
-            raise ModelNotReady("no device is up; retry")
-        counts = self._placing + Counter(e.replica.device for e in self._table if e.replica)
-        return min(up, key=lambda link: counts[link.settings.device])
-
-    async def _place(
-        self,
-        entry: VersionEntry,
-        link: DeviceLink,
-        artifact: LoadedArtifact,
-        stamp: ArtifactStamp,
-        manifest: Manifest,
-    ) -> Replica:
-        key = f"{entry.label}#{next(self._load_numbers)}"
-        permitted = manifest.tenants
-        class_max = self._tenants.class_max(None if permitted is None else frozenset(permitted))
-        class_max = min(class_max, manifest.priority_max or PriorityClass.REALTIME)
-        frame = LoadModel(
-            model=key,
-            artifact_hash=artifact.artifact_hash,
-            class_max=class_max,
-            slo_ns=manifest.slo_ns,
-            tenant=permitted[0] if permitted is not None and len(permitted) == 1 else "",
-        )
-        loaded = await link.load(frame, artifact.fds)
-        return Replica(key, str(entry.version), link, artifact, stamp, manifest, class_max, loaded)
 
     async def _take_down(self, entry: VersionEntry, reason: str) -> None:
         """Refuse new requests of a version at once, and let go of it when its last one ended."""
@@ -378,13 +316,6 @@ class Registry:
 
 def _is_on(entry: VersionEntry, device: str) -> bool:
     return entry.replica is not None and entry.replica.device == device
-
-
-def _stamp(artifact: Path) -> ArtifactStamp:
-    try:
-        return ArtifactStamp.of(artifact)
-    except OSError as error:
-        raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
 
 
 async def _release(replica: Replica) -> None:

@@ -66,6 +66,11 @@ class DeviceSupervisor:
             self._task.result()  # raises what ended it
         self._first_start.result()
 
+    async def wait_failed(self) -> None:
+        """Never returns. Raises what ended the supervision, which is a bug."""
+        assert self._task is not None
+        await asyncio.shield(self._task)
+
     async def stop(self) -> None:
         """Let the child finish and end. Nothing is started again."""
         if self._task is not None:
@@ -117,12 +122,17 @@ class DeviceSupervisor:
         """One child, from start to end."""
         self._began_ns = self._clock()
         self._started = None
-        link = self._link = self._make_link(self.settings)
+        try:
+            link = self._link = self._make_link(self.settings)
+        except OSError as error:
+            self.lost_reason = f"no process for it: {error.strerror}"
+            self._fail_first_start(self.lost_reason)
+            self._change("lost")
+            return
         try:
             self._started = await link.wait_started()
         except DeviceLost as error:
-            if not self._first_start.done():
-                self._first_start.set_exception(error)
+            self._fail_first_start(error.message)
         else:
             _log.info(
                 "device_up",
@@ -138,6 +148,10 @@ class DeviceSupervisor:
                 self._first_start.set_result(None)
         self.lost_reason = await link.wait_ended()
         self._change("lost")
+
+    def _fail_first_start(self, reason: str) -> None:
+        if not self._first_start.done():
+            self._first_start.set_exception(DeviceLost(reason))
 
     def _change(self, state: str) -> None:
         self.state = state

@@ -2,6 +2,7 @@
 socket pair, and do only what the test asks."""
 
 import asyncio
+import errno
 import itertools
 import os
 import socket
@@ -154,6 +155,7 @@ class FakeDevice:
         self.answers_unload = True
         self.answers_stop = True
         self.ends_at_start = False
+        self.refusals = 0
         self.on_load: Callable[[FakeLife, frames.LoadModel], None] = load_well
         self._spawned = asyncio.Event()
 
@@ -162,6 +164,9 @@ class FakeDevice:
         return self.lives[-1]
 
     def spawn(self, peer: socket.socket, environment: Mapping[str, str]) -> Child:
+        if self.refusals:
+            self.refusals -= 1
+            raise BlockingIOError(errno.EAGAIN, "too many")
         life = FakeLife(peer, environment, self)
         self.lives.append(life)
         self._spawned.set()
@@ -217,11 +222,16 @@ class FakeLoader:
     def __init__(self, spec: ModelSpec = SPEC) -> None:
         self.spec = spec
         self.children: list[FakeChild] = []
+        self.refusals = 0
+        self.held: list[Channel] = []
         self.answer: Callable[[Channel, bytes], None] = self.read_well
         self.on_read: Callable[[], None] = lambda: None
 
     def spawn(self, peer: socket.socket, environment: Mapping[str, str]) -> Child:
         assert "NOTIFY_SOCKET" not in environment
+        if self.refusals:
+            self.refusals -= 1
+            raise BlockingIOError(errno.EAGAIN, "too many")
         child = FakeChild()
         self.children.append(child)
         loop = asyncio.get_running_loop()
@@ -239,7 +249,8 @@ class FakeLoader:
                 os.close(artifact_fd)
                 self.on_read()
                 self.answer(channel, data)
-            channel.close()
+            if channel not in self.held:
+                channel.close()
 
         loop.add_reader(channel.fileno(), read)
         return child
@@ -256,6 +267,18 @@ class FakeLoader:
 
     def crash(self, channel: Channel, data: bytes) -> None:
         """Answers nothing; its channel closes."""
+
+    def hang(self, channel: Channel, data: bytes) -> None:
+        self.held.append(channel)
+
+    def lie(self, channel: Channel, data: bytes) -> None:
+        self.spec = msgspec.structs.replace(SPEC, batch_symbol="no such")
+        self.read_well(channel, data)
+
+    def forget_the_weights(self, channel: Channel, data: bytes) -> None:
+        with open("/dev/null") as file:
+            spec = msgspec.msgpack.encode(self.spec)
+            channel.send(frames.ReadDone("hash", spec, 1, 1, 1), [file.fileno()])
 
     def talk_nonsense(self, channel: Channel, data: bytes) -> None:
         channel.send(frames.Ping(1))

@@ -1,6 +1,7 @@
 """The node with fake children: each path of a request, a model and a device, without torch."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -26,12 +27,19 @@ from gpumuxd.errors import (
 )
 from gpumuxd.node.api import InferReply, ModelState, Tenant
 from gpumuxd.node.node import Node
-from gpumuxd.node.settings import LinkSettings, NodeSettings, RestartSettings, TenantSettings
+from gpumuxd.node.settings import (
+    LinkSettings,
+    LoaderSettings,
+    NodeSettings,
+    RestartSettings,
+    TenantSettings,
+)
 from gpumuxd.node.tenants import DEFAULT_TENANT
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.units import MIB, NS_PER_MS
 from gpumuxd.wire import frames
 from tests.node.fakes import (
+    SPEC,
     WAIT_S,
     FakeDevice,
     FakeLife,
@@ -72,6 +80,7 @@ class World:
     async def started(self, **changes: object) -> AsyncIterator[Node]:
         """A node that is up and has loaded its startup models."""
         self.settings = replace(self.settings, **changes)
+        open_before = len(os.listdir("/proc/self/fd"))
         self.node = Node(
             self.settings,
             spawn_device=self.device.spawn,
@@ -85,6 +94,7 @@ class World:
         finally:
             await self.node.stop()
             assert self.node.requests_in_flight == 0
+            assert len(os.listdir("/proc/self/fd")) == open_before
             for life in self.device.lives:
                 assert life.is_reaped
             for loader in self.loader.children:
@@ -418,6 +428,29 @@ async def test_a_device_that_can_not_start_at_all_fails_the_start(world: World) 
             pytest.fail("it started")
 
 
+async def test_no_process_to_be_had_at_first_fails_the_start(world: World) -> None:
+    world.device.refusals = 1
+    with pytest.raises(DeviceLost, match="no process for it: too many"):
+        async with world.started():
+            pytest.fail("it started")
+
+
+async def test_no_process_to_be_had_later_is_tried_again(world: World) -> None:
+    async with world.started(startup_models=("m",)):
+        world.device.refusals = 2
+        world.life.end("signal SIGSEGV")
+        await world.device.wait_lives(2)
+        await world.wait_ready()
+
+
+async def test_no_process_for_a_loader_costs_this_load(world: World) -> None:
+    async with world.started() as node:
+        world.loader.refusals = 1
+        with pytest.raises(ModelNotReady, match="no process to read it with: too many"):
+            await node.load(DEFAULT_TENANT, "m")
+        await node.load(DEFAULT_TENANT, "m")
+
+
 async def test_a_child_that_never_turns_is_killed_when_its_time_to_start_is_over(
     world: World,
 ) -> None:
@@ -564,6 +597,8 @@ async def test_a_changed_artifact_is_loaded_anew_and_a_bad_one_leaves_the_old(
         ("refuse", "aten.evil is not allowed"),
         ("crash", "made the loader crash"),
         ("talk_nonsense", "talk nonsense"),
+        ("forget_the_weights", "talk nonsense"),
+        ("lie", "'no such' is not among"),
     ],
 )
 async def test_a_loader_that_fails_costs_this_one_load(
@@ -578,8 +613,27 @@ async def test_a_loader_that_fails_costs_this_one_load(
         assert state is ModelState.UNAVAILABLE
         assert message in reason
         world.loader.answer = good
+        world.loader.spec = SPEC
         await node.load(DEFAULT_TENANT, "m")
         assert world.state() == (ModelState.READY, "")
+
+
+async def test_a_loader_that_hangs_is_killed_in_time(world: World) -> None:
+    world.loader.answer = world.loader.hang
+    async with world.started(loader=LoaderSettings(read_ns_max=NS_PER_MS)) as node:
+        with pytest.raises(ModelNotReady, match=r"took over 0.001 s"):
+            await node.load(DEFAULT_TENANT, "m")
+        assert [child.how for child in world.loader.children] == ["signal SIGKILL"]
+        world.loader.held.pop().close()
+
+
+async def test_an_artifact_that_goes_away_is_not_ready(world: World) -> None:
+    async with world.started() as node:
+        world.loader.on_read = (world.repository / "m" / "1" / "model.pt2").unlink
+        await node.load(DEFAULT_TENANT, "m")
+        assert world.state() == (ModelState.READY, "")  # what serves is shown and serves on
+        with pytest.raises(UnknownModel):
+            await node.load(DEFAULT_TENANT, "m")
 
 
 async def test_a_startup_model_that_fails_leaves_the_others_serving(world: World) -> None:

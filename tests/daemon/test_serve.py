@@ -1,0 +1,178 @@
+"""The daemon as a process: how it starts, refuses to, drains, stops and dies."""
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gpumuxd_client import AsyncClient, Client
+from gpumuxd_client.errors import GpumuxdError
+
+from gpumuxd.errors import ConfigError
+from tests.daemon.harness import LIMIT_S, Daemon, Site, run_serve, watch_exit
+from tests.node.artifacts import export_busy, export_tiny
+
+REQUESTS = 60
+
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+BUSY_X = np.ones((1, 384), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("repository")
+    export_tiny(path / "tiny" / "1" / "model.pt2")
+    export_busy(path / "busy" / "1" / "model.pt2")
+    return path
+
+
+@pytest.fixture
+def site(socket_dir: Path, repository: Path) -> Site:
+    return Site(socket_dir, repository)
+
+
+@pytest.fixture(scope="module")
+def served(repository: Path) -> Iterator[tuple[Site, Daemon]]:
+    """A daemon that no test stops."""
+    directory = Path(tempfile.mkdtemp(prefix="gm-", dir="/tmp"))
+    site = Site(directory, repository, devices=2)
+    with Daemon.running(site) as daemon:
+        daemon.wait_notified("READY=1")
+        yield site, daemon
+    shutil.rmtree(directory)
+
+
+def child_pids(client: Client) -> list[int]:
+    return [device.pid for device in client.node_status().devices]
+
+
+def test_it_serves_on_both_listeners(served: tuple[Site, Daemon]) -> None:
+    site, _ = served
+    for target in (site.target, f"127.0.0.1:{site.port}"):
+        with Client(target) as client:
+            assert client.server_ready()
+            np.testing.assert_array_equal(client.infer("tiny", {"x": X})["y"], X * 2 + 1)
+
+
+def test_the_parent_is_small_and_has_no_torch(served: tuple[Site, Daemon]) -> None:
+    site, daemon = served
+    with Client(site.target) as client:
+        client.infer("tiny", {"x": X})
+    status = Path(f"/proc/{daemon.pid}/status").read_text()
+    (resident_kib,) = (int(x.split()[1]) for x in status.splitlines() if x.startswith("VmRSS"))
+    assert resident_kib < 120 * 1024
+    assert "torch" not in Path(f"/proc/{daemon.pid}/maps").read_text()
+
+
+def test_a_second_daemon_is_refused_and_told_who_holds_the_lock(
+    served: tuple[Site, Daemon],
+) -> None:
+    site, daemon = served
+    second = run_serve(site.config_path)
+    assert second.returncode == 1
+    assert f"held by the gpumuxd with pid {daemon.pid}" in second.stderr
+    with Client(site.target) as client:
+        assert client.server_ready()
+
+
+def test_a_daemon_on_an_address_in_use_is_refused_and_told_who_holds_it(
+    served: tuple[Site, Daemon], socket_dir: Path, repository: Path
+) -> None:
+    first, daemon = served
+    other = Site(socket_dir, repository)
+    text = other.config_path.read_text().replace(f":{other.port}", f":{first.port}")
+    other.config_path.write_text(text)
+    second = run_serve(other.config_path)
+    assert second.returncode == 1
+    assert f"127.0.0.1:{first.port} is in use by process {daemon.pid}" in second.stderr
+    with Client(first.target) as client:
+        assert client.server_ready()
+
+
+@contextlib.asynccontextmanager
+async def many_in_flight(site: Site) -> AsyncIterator[list["asyncio.Task[object]"]]:
+    """Requests that take the device a while, all of them admitted when the block begins."""
+    async with AsyncClient(site.target, retries=0) as client:
+        tasks = [
+            asyncio.ensure_future(client.infer("busy", {"x": BUSY_X})) for _ in range(REQUESTS)
+        ]
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                (device,) = (await client.node_status()).devices
+                done = sum(task.done() for task in tasks)
+                if device.requests_in_flight + done >= REQUESTS:
+                    break
+        assert device.requests_in_flight > 0, "the model is not busy enough for this test"
+        yield tasks
+
+
+async def test_sigterm_finishes_what_was_admitted_and_leaves_nothing(site: Site) -> None:
+    with Daemon.running(site) as daemon:
+        assert daemon.wait_notified("READY=1")["STATUS"] == "serving"
+        async with many_in_flight(site) as tasks:
+            async with AsyncClient(site.target) as client:
+                children = [device.pid for device in (await client.node_status()).devices]
+            with watch_exit(children):
+                daemon.signal(signal.SIGTERM)
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+                assert [r for r in results if isinstance(r, BaseException)] == []
+                assert daemon.wait_exit() == 0
+        assert not site.socket_path.exists()
+        assert "drain_cut_short" not in daemon.log
+
+
+async def test_after_sigkill_nothing_is_left_that_blocks_a_restart_and_a_second_sigterm_is_quick(
+    site: Site,
+) -> None:
+    with Daemon.running(site) as daemon:
+        daemon.wait_notified("READY=1")
+        async with many_in_flight(site) as tasks:
+            async with AsyncClient(site.target) as client:
+                children = [device.pid for device in (await client.node_status()).devices]
+            with watch_exit(children):
+                daemon.signal(signal.SIGKILL)
+                assert daemon.wait_exit() == -signal.SIGKILL
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(r.status == "UNAVAILABLE" for r in results if isinstance(r, GpumuxdError))
+    with Daemon.running(site) as daemon:
+        daemon.wait_notified("READY=1")
+        async with many_in_flight(site) as tasks:
+            daemon.signal(signal.SIGTERM)
+            await asyncio.to_thread(daemon.wait_notified, "STOPPING=1")
+            daemon.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(daemon.wait_exit) == 0
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        errors = [r for r in results if isinstance(r, GpumuxdError)]
+        assert errors, "everything was finished: the second signal changed nothing"
+        assert {e.status for e in errors} == {"UNAVAILABLE"}
+        assert "drain_cut_short" in daemon.log
+
+
+def test_sigterm_while_it_starts_ends_it(site: Site) -> None:
+    with Daemon.running(site) as daemon:
+        daemon.wait_notified("STATUS=starting devices")
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait_exit() == 0
+        assert '"ready"' not in daemon.log
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[scheduler]\nwindow = 1", "[scheduler].window: unknown key; did you mean 'window_max'"),
+        ("[listen]\ntcp = ['nowhere']", "[listen].tcp: listener 'nowhere'"),
+        ("nonsense", "not TOML"),
+    ],
+)
+def test_a_bad_configuration_is_exit_code_78(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    result = run_serve(path)
+    assert result.returncode == ConfigError.EXIT_CODE == 78
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

@@ -76,6 +76,8 @@ def _power(arguments: list[ast.expr], tokens_max: int) -> Tokens:
     if len(arguments) == 2:
         base, exponent = _tokens(arguments[0], tokens_max), _tokens(arguments[1], tokens_max)
         if len(exponent) == 1 and isinstance(exponent[0], int) and 1 <= exponent[0] <= _POWER_MAX:
+            if len(base) * exponent[0] > tokens_max:
+                raise InvalidModel("shape expression has too many terms")
             tokens = list(base)
             for _ in range(exponent[0] - 1):
                 tokens += [*base, "*"]

@@ -283,7 +283,7 @@ def _check_required(
         ):
             raise InvalidModel(
                 f"{where}: {required.argument} must be {required.value}, got {value}. "
-                f"{required.reason} (call .eval() before the export)"
+                f"{required.reason}"
             )
 
 

@@ -39,10 +39,10 @@ Dynamic = Mapping[str, Mapping[int, str]]
 class ExportRequest:
     """What a factory returns to `gpumuxd export`.
 
-    `example_inputs` by name: names of the arguments of `forward`, in any order, or names of your own
-    in its order. A tuple is in its order and takes its names. `dynamic` says which dimensions of which input
-    may vary, and their names: `{"tokens": {0: "batch", 1: "length"}}`; without it, dimension 0 of
-    every input is the batch. `sizes` gives each name's smallest and largest size; a batch is 1 to
+    `example_inputs` by name: names of the arguments of `forward`, in any order, or names of your
+    own in its order. A tuple is in its order and takes its names. `dynamic` says which dimensions
+    of which input may vary, and their names: `{"tokens": {0: "batch", 1: "length"}}`; without it,
+    dimension 0 of every input is the batch. `sizes` gives each name's smallest and largest size; a batch is 1 to
     `batch_max` unless it is given.
     """
 
@@ -90,14 +90,24 @@ def write_artifact(request: ExportRequest, path: Path) -> ModelSpec:
         "batch": BATCH if any(BATCH in sizes.values() for sizes in dynamic.values()) else None,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _torch_warnings_ignored():
-        torch.export.save(program, path, extra_files={NAMES_FILE: json.dumps(names)})
+    # Only a whole artifact that can be served takes the name, and the place of an older one.
+    unfinished = path.with_name(f".{path.name}")
     try:
-        with path.open("rb") as file:
-            return Artifact(file).plan.spec
-    except InvalidModel:
-        path.unlink()
-        raise
+        _save(program, unfinished, names)
+        with unfinished.open("rb") as file:
+            spec = Artifact(file).plan.spec
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return spec
+
+
+def _save(program: torch.export.ExportedProgram, path: Path, names: Mapping[str, Any]) -> None:
+    with _torch_warnings_ignored():
+        try:
+            torch.export.save(program, path, extra_files={NAMES_FILE: json.dumps(names)})
+        except NotImplementedError as error:  # an output type that torch can't write, say
+            raise InvalidModel(f"torch.export can't save the module: {error}") from error
 
 
 def _named_inputs(request: ExportRequest) -> dict[str, torch.Tensor]:
@@ -119,10 +129,14 @@ def _named_inputs(request: ExportRequest) -> dict[str, torch.Tensor]:
 
 def _signature_names(module: torch.nn.Module, count: int) -> Iterator[str]:
     """Names of the first arguments of `forward`; `input_<i>` where it takes `*args`."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    names = _positional_names(module)
     for i in range(count):
         yield names[i] if i < len(names) else f"input_{i}"
+
+
+def _positional_names(module: torch.nn.Module) -> list[str]:
+    parameters = inspect.signature(module.forward).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _dynamic(
@@ -169,18 +183,22 @@ def _export(
         default = (1, request.batch_max) if symbol == BATCH else (None, None)
         minimum, maximum = request.sizes.get(symbol, default)
         dims[symbol] = torch.export.Dim(symbol, min=minimum, max=maximum)
-    shapes = {
+    shapes: dict[str, Any] = {
         name: {dimension: dims[symbol] for dimension, symbol in dynamic.get(name, {}).items()}
         for name in inputs
     }
     by_name = set(inputs) <= set(inspect.signature(request.module.forward).parameters)
+    positional = list(shapes.values())
+    named = len(_positional_names(request.module))
+    if len(positional) > named:  # torch wants the shapes of `*args` in a tuple of their own
+        positional[named:] = [tuple(positional[named:])]
     with _torch_warnings_ignored(), torch.no_grad():
         try:
             return torch.export.export(
                 request.module.eval(),
                 () if by_name else tuple(inputs.values()),
                 dict(inputs) if by_name else {},
-                dynamic_shapes=shapes if by_name else tuple(shapes.values()),
+                dynamic_shapes=shapes if by_name else tuple(positional),
                 strict=False,
             )
         except Exception as error:  # torch.export raises whatever the module or the tracer does

@@ -99,5 +99,5 @@ def test_powers_of_powers_stay_small() -> None:
     text = "Symbol('s0')"
     for _ in range(12):
         text = f"Pow({text}, Integer(4))"
-    with pytest.raises(InvalidModel):
+    with pytest.raises(InvalidModel, match="too many terms"):
         parse(text, ReadLimits())

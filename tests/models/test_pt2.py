@@ -259,7 +259,7 @@ def unary(target: str, operand: str) -> dict[str, Any]:
         (
             node("dropout.default", [argument("i", tensor("x")), argument("p", {"as_float": 0.1}),
                                      argument("train", {"as_bool": True})], "z"),
-            "train must be False, got True. Random. (call .eval() before the export)",
+            "train must be False, got True. Otherwise it is random: call .eval()",
         ),
         (
             node("zeros.default", [argument("size", {"as_ints": [0] * 5000})], "z"),

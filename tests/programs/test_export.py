@@ -99,6 +99,11 @@ class Branch(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+class NamedTuple(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x.max(dim=1)
+
+
 class FixesBatch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.reshape(2, 4) + 0
@@ -116,6 +121,7 @@ class FixesBatch(nn.Module):
         (Mlp(), (torch.ones(2, 5),), {}, "torch.export refused the module"),
         (Mlp(), (X,), {"output_names": ["a", "b"]}, "names 2 outputs, the graph has 1"),
         (Mlp(), (X,), {"output_names": ["../a"]}, "can't name an output"),
+        (NamedTuple(), (X,), {}, "torch.export can't save the module"),
         (FixesBatch(), (X,), {}, "torch.export refused the module"),
         (Branch(), (X,), {}, "torch.export refused the module"),
         (Noise(), (X,), {}, "'torch.ops.aten.randn_like.default' is not allowed"),
@@ -128,7 +134,46 @@ def test_what_can_not_be_served_is_said_at_export(
     with pytest.raises(InvalidModel) as caught:
         export_model(module, inputs, tmp_path / "model.pt2", **more)
     assert said in caught.value.message
-    assert not (tmp_path / "model.pt2").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_export_leaves_the_older_artifact(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    export_model(Mlp(), (X,), path)
+    before = path.read_bytes()
+    with pytest.raises(InvalidModel):
+        export_model(Noise(), (X,), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+class Star(nn.Module):
+    def forward(self, first: Tensor, *more: Tensor) -> Tensor:
+        return first + more[0] * more[1]
+
+
+def test_modules_that_take_any_number_of_inputs(tmp_path: Path) -> None:
+    spec = export_model(Star(), (X, X, X), tmp_path / "model.pt2")
+    assert [tensor.name for tensor in spec.inputs] == ["first", "input_1", "input_2"]
+    assert {tensor.shape for tensor in spec.inputs} == {(("batch",), 4)}
+
+
+def test_an_archive_that_torch_alone_wrote_is_read(tmp_path: Path) -> None:
+    """No names beside the graph: torch's own are taken, and the batch is recognised."""
+    batch = torch.export.Dim("rows", min=1, max=9)
+    program = torch.export.export(
+        Difference().eval(),
+        (X.clone(), X.clone()),
+        dynamic_shapes=({0: batch}, {0: batch}),
+        strict=False,
+    )
+    torch.export.save(program, tmp_path / "model.pt2")
+    with (tmp_path / "model.pt2").open("rb") as file:
+        spec = Artifact(file).plan.spec
+    assert spec.inputs[1] == TensorSpec("right", "FP32", (("batch",), 4))
+    assert [tensor.name for tensor in spec.outputs] == ["output_0", "output_1"]
+    assert spec.symbols == (Symbol("batch", 1, 9),)
+    assert spec.batch_max == 9
 
 
 @pytest.fixture

@@ -50,6 +50,9 @@ _T = TypeVar("_T")
 INTERNAL_MARK = "@"
 """In the key of a program that is only measured; no model name may contain it."""
 
+REASON_CHARACTERS_MAX = 2000
+"""A reason travels in one frame and ends in an error message."""
+
 
 class LoadCancelled(Exception):
     """The model was unloaded, or the device stopped, before it was ready."""
@@ -312,6 +315,7 @@ class Loading:
         if model.is_cancelled:
             self._post(ModelReleased(key))
             return
+        reason = reason[:REASON_CHARACTERS_MAX]
         log("model_failed", model=key, reason=reason)
         self._post(ModelFailed(key, reason))
 
@@ -349,4 +353,7 @@ def _unmap(mapped: mmap.mmap) -> None:
     except BufferError:
         # A reference cycle holds a tensor, and nothing is collected while the loop serves.
         gc.collect()
-        mapped.close()
+        try:
+            mapped.close()
+        except BufferError:
+            log("map_kept", bytes=len(mapped))  # it goes with whatever holds it

@@ -103,8 +103,11 @@ class DeviceLoop:
         for completion in completions:
             self._loading.profiler.passed(completion)
             self._scheduler.handle(completion, now_ns)
-        for frame, fds in self._mailbox.collect():
-            self._handle_frame(frame, fds, now_ns)
+        if mail := self._mailbox.collect():
+            # A new look at the clock: a request must not arrive before the parent has stamped it.
+            now_ns = self._clock()
+            for frame, fds in mail:
+                self._handle_frame(frame, fds, now_ns)
         if self._is_stop_asked and not self._is_stopping:
             self._begin_stop()
         self._loading.advance()

@@ -5,6 +5,9 @@ from gpumuxd.device.loading import INTERNAL_MARK
 from gpumuxd.events import RequestArrived, TenantChanged
 from gpumuxd.wire.frames import ModelFigures, SetTenant, Statistics, Submit
 
+MODELS_TOLD_MAX = 128
+"""Models in one Statistics frame, so that it fits with the longest of names. The first loaded."""
+
 
 def request_arrived(frame: Submit) -> RequestArrived:
     """A request as the scheduler sees it: no tensors."""
@@ -32,6 +35,7 @@ def tenant_changed(frame: SetTenant) -> TenantChanged:
 
 def statistics_frame(snapshot: DeviceStatistics) -> Statistics:
     """What the parent is told; programs that are only measured are nobody's models."""
+    models = [model for model in snapshot.models if INTERNAL_MARK not in model.model]
     return Statistics(
         queued=snapshot.queued,
         started=snapshot.started,
@@ -48,7 +52,6 @@ def statistics_frame(snapshot: DeviceStatistics) -> Statistics:
         device_busy_ns=snapshot.device_busy_ns,
         models=tuple(
             ModelFigures(m.model, m.queued, m.started, m.completed, m.failed)
-            for m in snapshot.models
-            if INTERNAL_MARK not in m.model
+            for m in models[:MODELS_TOLD_MAX]
         ),
     )

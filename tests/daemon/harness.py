@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 LIMIT_S = 90.0
@@ -23,7 +23,13 @@ def free_port() -> int:
 class Site:
     """What several daemons, one after the other, have in common: files, sockets, a port."""
 
-    def __init__(self, directory: Path, repository: Path, devices: int = 1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        repository: Path,
+        devices: int = 1,
+        startup_models: Sequence[str] = ("tiny", "busy"),
+    ) -> None:
         self.directory = directory
         self.port = free_port()
         self.socket_path = directory / "gpumuxd.sock"
@@ -35,7 +41,7 @@ class Site:
             f"""
 [node]
 state_dir = "{directory}/state"
-startup_models = ["tiny", "busy"]
+startup_models = {list(startup_models)}
 drain_timeout_s = 60
 [repository]
 paths = ["{repository}"]

@@ -47,10 +47,6 @@ def served(repository: Path) -> Iterator[tuple[Site, Daemon]]:
     shutil.rmtree(directory)
 
 
-def child_pids(client: Client) -> list[int]:
-    return [device.pid for device in client.node_status().devices]
-
-
 def test_it_serves_on_both_listeners(served: tuple[Site, Daemon]) -> None:
     site, _ = served
     for target in (site.target, f"127.0.0.1:{site.port}"):
@@ -111,11 +107,16 @@ async def many_in_flight(site: Site) -> AsyncIterator[list["asyncio.Task[object]
         yield tasks
 
 
-async def test_sigterm_finishes_what_was_admitted_and_leaves_nothing(site: Site) -> None:
+async def test_sigterm_finishes_what_was_admitted_and_leaves_nothing(
+    socket_dir: Path, repository: Path
+) -> None:
+    site = Site(socket_dir, repository, startup_models=("busy", "absent"))
     with Daemon.running(site) as daemon:
-        assert daemon.wait_notified("READY=1")["STATUS"] == "serving"
+        # One model that can't be loaded keeps nobody else from being served, and is not hidden.
+        assert daemon.wait_notified("READY=1")["STATUS"] == "serving, but not absent"
         async with many_in_flight(site) as tasks:
             async with AsyncClient(site.target) as client:
+                assert not await client.server_ready()
                 children = [device.pid for device in (await client.node_status()).devices]
             with watch_exit(children):
                 daemon.signal(signal.SIGTERM)

@@ -62,6 +62,11 @@ CPU_0 = DeviceSettings("cpu:0", arena_bytes=MIB)
 CPU_1 = DeviceSettings("cpu:1", arena_bytes=MIB)
 FAST = RestartSettings(delay_ns_first=1, delay_ns_max=1)
 
+# The fake child lives on the parent's own loop: what makes the one late makes the other late.
+IMPATIENT = LinkSettings(
+    ping_interval_ns=NS_PER_MS, silence_ns_max=20 * NS_PER_MS, parent_lag_ns_max=5 * NS_PER_MS
+)
+
 
 class World:
     """A node, its repository and its fake children."""
@@ -385,8 +390,7 @@ async def test_a_model_that_kills_its_device_twice_is_left_out(world: World) -> 
 
 @pytest.mark.parametrize("how", ["silent", "nonsense", "unknown request", "parent's frame"])
 async def test_a_child_that_misbehaves_is_killed_and_replaced(world: World, how: str) -> None:
-    link = LinkSettings(ping_interval_ns=NS_PER_MS, silence_ns_max=20 * NS_PER_MS)
-    async with world.started(link=link):
+    async with world.started(link=IMPATIENT):
         life = world.life
         await life.wait_for(frames.Ping)
         if how == "silent":
@@ -404,9 +408,7 @@ async def test_a_child_that_misbehaves_is_killed_and_replaced(world: World, how:
 
 
 async def test_a_child_that_loads_may_be_silent_up_to_the_limit_of_a_load(world: World) -> None:
-    link = LinkSettings(
-        ping_interval_ns=NS_PER_MS, silence_ns_max=10 * NS_PER_MS, load_ns_max=60 * NS_PER_MS
-    )
+    link = replace(IMPATIENT, load_ns_max=60 * NS_PER_MS)
     async with world.started(link=link) as node:
 
         def fall_silent(life: FakeLife, frame: frames.LoadModel) -> None:

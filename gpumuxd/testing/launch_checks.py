@@ -147,7 +147,7 @@ class LaunchCheck:
             return f"cursor {holder} holds its frame"
         if not 0 <= work.frame < settings.frames_max:
             return f"there are {settings.frames_max} frames"
-        limit = world.frames_for(request.effective_class)
+        limit = world.frames_for[request.effective_class]
         if len(world.cursors) >= limit:
             return (
                 f"{len(world.cursors)} frames are held, {request.effective_class.name} "

@@ -214,7 +214,8 @@ class Fairness:
         kept: dict[tuple[PriorityClass, str, str], _Pair] = {}
         problem = None
         for priority_class in (PriorityClass.BEST_EFFORT, PriorityClass.STANDARD):
-            for one, other in combinations(self._backlogged(priority_class, now_ns), 2):
+            backlogged = self._backlogged(priority_class, now_ns)
+            for one, other in combinations(backlogged, 2):
                 key = (priority_class, one, other)
                 kept[key], unfair = self._compare(key)
                 problem = problem or unfair
@@ -223,11 +224,14 @@ class Fairness:
 
     def _backlogged(self, priority_class: PriorityClass, now_ns: int) -> list[str]:
         """Tenants with something eligible, ever since they had something at all."""
+        world = self._world
         could_run: dict[str, bool] = {}
-        for request in self._world.waiting[priority_class].values():
+        has_frame = world.may_take_frame(priority_class)
+        for request in world.waiting[priority_class].values():
             tenant = request.arrived.tenant
             if not could_run.get(tenant, False):
-                could_run[tenant] = self._world.is_eligible(request, now_ns)
+                may_run = has_frame or request.cursor is not None
+                could_run[tenant] = may_run and world.is_eligible(request, now_ns)
         held_back = self._held_back[priority_class]
         held_back.intersection_update(could_run)
         held_back.update(tenant for tenant, could in could_run.items() if not could)

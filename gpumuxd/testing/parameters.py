@@ -19,7 +19,7 @@ from gpumuxd.units import GIB, MIB, NS_PER_MS, NS_PER_US
 
 Random = random.Random
 
-EVENTS_PER_SEED = 500
+EVENTS_PER_SEED = 350
 """About how many events a seed should have: 200 seeds have to pass in 20 s with all checkers."""
 
 PPM = 1_000_000

@@ -40,6 +40,11 @@ _IDLE_STEPS_MAX = 100
 _STEPS_MAX = 200_000
 """Steps of one device, before the run counts as endless."""
 
+_TRACE_KEPT = 256
+"""Sides of steps that are hashed together. Part of the hash: changing it changes every one."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
 
 class Scheduler(Protocol):
     """The core's contract, so that tests can put something broken in its place."""
@@ -65,15 +70,24 @@ class Trace:
     def __init__(self, lines: list[str] | None = None) -> None:
         self._hash = hashlib.sha256()
         self._lines = lines
+        self._kept: list[tuple[int, Sequence[Event | Command]]] = []
 
     def record(self, now_ns: int, what: Sequence[Event | Command]) -> None:
         """One side of one step: the events that came, or the commands that went."""
-        self._hash.update(_encode((now_ns, what)))
-        if self._lines is not None:
-            self._lines += [f"{ms_from_ns(now_ns):12.4f} ms  {one}" for one in what]
+        self._kept.append((now_ns, what))
+        if len(self._kept) >= _TRACE_KEPT:  # one call of the encoder for many steps is cheaper
+            self._encode()
 
     def hexdigest(self) -> str:
+        self._encode()
         return self._hash.hexdigest()
+
+    def _encode(self) -> None:
+        for now_ns, what in self._kept:
+            if self._lines is not None:
+                self._lines += [f"{ms_from_ns(now_ns):12.4f} ms  {one}" for one in what]
+        self._hash.update(_encode(self._kept))
+        self._kept.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +154,10 @@ class DeviceRun:
         if self._restart_ns is not None and self.clock.now_ns >= self._restart_ns:
             self._restart()
         told = self._workload.due(self.clock.now_ns)
-        for event in told:
-            self._prepare(event)
-        self._feed(told)
+        if told:
+            for event in told:
+                self._prepare(event)
+            self._feed(told)
         scheduler, clock = self._scheduler, self.clock
         commands = scheduler.poll(clock.now_ns)
         if commands:
@@ -155,7 +170,12 @@ class DeviceRun:
         return self._wait()
 
     def _wait(self) -> bool:
-        until_ns = self._until_ns()
+        until_ns = self._scheduler.next_wakeup_ns()
+        mail_ns = self._workload.next_ns
+        if until_ns is None or (mail_ns is not None and mail_ns < until_ns):
+            until_ns = mail_ns
+        if self._restart_ns is not None:
+            until_ns = self._restart_ns if until_ns is None else min(until_ns, self._restart_ns)
         if until_ns is None and self._executor.next_sync_point_ns is None:
             self._end()
             return False
@@ -169,10 +189,6 @@ class DeviceRun:
                 self._never_ends()
         return True
 
-    def _until_ns(self) -> int | None:
-        times = (self._scheduler.next_wakeup_ns(), self._workload.next_ns, self._restart_ns)
-        return min((one for one in times if one is not None), default=None)
-
     def _prepare(self, event: Event) -> None:
         """What a device does itself before it tells its scheduler."""
         if isinstance(event, ModelReady):
@@ -183,8 +199,6 @@ class DeviceRun:
             self._restart_ns = self.clock.now_ns + self._parameters.faults.restart_ns
 
     def _feed(self, events: Sequence[Event]) -> None:
-        if not events:
-            return
         now_ns = self.clock.now_ns
         self._trace.record(now_ns, events)
         self.events += len(events)
@@ -202,19 +216,20 @@ class DeviceRun:
             self._checkers.see_commands(commands, now_ns)
         executor, workload = self._executor, self._workload
         for command in commands:
-            match command:
-                case Launch(work):
-                    executor.launch(work)
-                case Finish(request_id, outcome):
-                    self.fates[outcome.kind] = self.fates.get(outcome.kind, 0) + 1
-                    workload.finished(request_id, outcome.kind, now_ns)
-                case Retire(cursor_id):
-                    executor.retire(cursor_id)
-                case Release(model):
-                    executor.unload(model)
-                    workload.released(model, now_ns)
-                case Admit():
-                    pass
+            # In the order of how often they come: this is the busiest loop of the simulator.
+            if isinstance(command, Launch):
+                executor.launch(command.slice)
+            elif isinstance(command, Finish):
+                kind = command.outcome.kind
+                self.fates[kind] = self.fates.get(kind, 0) + 1
+                workload.finished(command.request_id, kind, now_ns)
+            elif isinstance(command, Retire):
+                executor.retire(command.cursor_id)
+            elif isinstance(command, Release):
+                executor.unload(command.model)
+                workload.released(command.model, now_ns)
+            else:
+                assert isinstance(command, Admit), command
 
     def _restart(self) -> None:
         if self._checkers is not None:

@@ -6,6 +6,7 @@ Drawn from its own generator, apart from every estimate: nothing here ever sees 
 
 import math
 import random
+from functools import lru_cache
 
 from gpumuxd.domain import Slice
 from gpumuxd.testing.parameters import PPM, DeviceParameters, ModelParameters
@@ -26,13 +27,21 @@ def true_program(model: ModelParameters) -> VirtualProgram:
     return VirtualProgram(model.group_count, ends_ns)
 
 
+@lru_cache
+def _noise(sigma: float) -> tuple[int, ...]:
+    """A table of factors: a log-normal draw for every slice would cost more than the device."""
+    rng = random.Random(f"noise {sigma}")
+    return tuple(
+        round(math.exp(rng.gauss(0.0, sigma)) * (1 << _NOISE_SHIFT)) for _ in range(_NOISE_COUNT)
+    )
+
+
 class Truth:
     """Draws the fate of each slice when it is launched. A `TruthOf` of the virtual executor."""
 
     def __init__(self, parameters: DeviceParameters, clock: VirtualClock, seed: str) -> None:
-        rng = random.Random(seed)
         faults = parameters.faults
-        self._random = rng.random
+        self._random = random.Random(seed).random
         self._clock = clock
         self._faults_end_ns = faults.end_ns
         self._late_ns_max = faults.late_ns_max
@@ -40,11 +49,7 @@ class Truth:
         self._slow = faults.slow_ppm / PPM
         self._late = self._slow + faults.late_ppm / PPM
         self._failed = self._late + faults.failure_ppm / PPM
-        # A table of factors: a log-normal draw for every slice would cost more than the device.
-        self._noise = [
-            round(math.exp(rng.gauss(0.0, faults.noise_sigma)) * (1 << _NOISE_SHIFT))
-            for _ in range(_NOISE_COUNT)
-        ]
+        self._noise = _noise(faults.noise_sigma)
 
     def __call__(self, work: Slice, program: VirtualProgram) -> SliceTruth:
         ends_ns = program.group_ends_ns[work.bucket]

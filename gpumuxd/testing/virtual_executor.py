@@ -62,13 +62,18 @@ def exact_truth(work: Slice, program: VirtualProgram) -> SliceTruth:
     return SliceTruth(ends[work.end_group] - ends[work.first_group])
 
 
-class _Enqueued(NamedTuple):
-    told_ns: int
-    number: int
-    work: Slice
-    started_ns: int
-    duration_ns: int
-    failure: str | None
+_Enqueued = tuple[int, int, Slice, int, int, str | None]
+"""When it is told, launch number, slice, when it starts, how long it takes, why it fails."""
+
+
+class _LaneQueue:
+    """When a lane has done all it has, and when the host hears of its last slice."""
+
+    __slots__ = ("free_ns", "told_ns")
+
+    def __init__(self) -> None:
+        self.free_ns = 0
+        self.told_ns = 0
 
 
 class VirtualExecutor:
@@ -98,8 +103,7 @@ class VirtualExecutor:
         self._failed: set[int] = set()
         self._heap: list[_Enqueued] = []
         self._end_ns_of_slice: dict[int, int] = {}
-        self._lane_free_ns = dict.fromkeys(self._lanes, 0)
-        self._lane_told_ns = dict.fromkeys(self._lanes, 0)
+        self._queues = {lane: _LaneQueue() for lane in self._lanes}
         self._launches = 0
         self._woken = False
         self._lost = False
@@ -111,7 +115,7 @@ class VirtualExecutor:
     @property
     def next_sync_point_ns(self) -> int | None:
         """When the host will be told of the next sync point. For the simulator only."""
-        return self._heap[0].told_ns if self._heap else None
+        return self._heap[0][0] if self._heap else None
 
     def load(self, model: str, program: VirtualProgram) -> None:
         assert model not in self._programs, f"{model} is loaded already"
@@ -130,23 +134,26 @@ class VirtualExecutor:
     def launch(self, work: Slice) -> None:
         assert not self._lost, "a lost device takes no work"
         program = self._programs[work.model]
-        self._hold_frame(work)
-        truth = self._truth_of(work, program)
+        if work.first_group == 0:
+            self._take_frame(work)
+        assert self._frames[work.cursor_id][0] == work.frame, "a cursor keeps its frame"
+        duration_ns, late_ns, failure = self._truth_of(work, program)
         clock = self._clock
         clock.now_ns += self._launch_cost_ns
-        lane = work.lane
-        started_ns = max(clock.now_ns, self._lane_free_ns[lane])
+        queue = self._queues[work.lane]
+        started_ns = clock.now_ns if clock.now_ns > queue.free_ns else queue.free_ns
         for slice_id in work.after:
             started_ns = max(started_ns, self._end_ns_of_slice.get(slice_id, 0))
-        end_ns = started_ns + truth.duration_ns
-        told_ns = max(end_ns + self._round_trip_ns + truth.late_ns, self._lane_told_ns[lane])
-        self._lane_free_ns[lane] = end_ns
-        self._lane_told_ns[lane] = told_ns
-        self._end_ns_of_slice[work.slice_id] = end_ns
+        end_ns = started_ns + duration_ns
+        told_ns = end_ns + self._round_trip_ns + late_ns
+        if told_ns < queue.told_ns:
+            told_ns = queue.told_ns
+        queue.free_ns = end_ns
+        queue.told_ns = told_ns
+        if len(self._queues) > 1:
+            self._end_ns_of_slice[work.slice_id] = end_ns
         self._launches += 1
-        entry = _Enqueued(
-            told_ns, self._launches, work, started_ns, truth.duration_ns, truth.failure
-        )
+        entry = (told_ns, self._launches, work, started_ns, duration_ns, failure)
         heapq.heappush(self._heap, entry)
 
     def retire(self, cursor_id: int) -> None:
@@ -161,13 +168,13 @@ class VirtualExecutor:
         if self._woken:
             self._woken = False
         elif until_ns is None or until_ns > clock.now_ns:
-            target_ns = heap[0].told_ns if heap else until_ns
+            target_ns = heap[0][0] if heap else until_ns
             assert target_ns is not None, "nothing can ever end this wait"
             if until_ns is not None and until_ns < target_ns:
                 target_ns = until_ns
             clock.now_ns = max(clock.now_ns, target_ns)
         told: list[Completion] = []
-        while heap and heap[0].told_ns <= clock.now_ns:
+        while heap and heap[0][0] <= clock.now_ns:
             told.append(self._pass(heapq.heappop(heap)))
         return told
 
@@ -187,20 +194,16 @@ class VirtualExecutor:
         self._lost = True
         self._heap.clear()
 
-    def _hold_frame(self, work: Slice) -> None:
-        if work.first_group == 0:
-            assert work.cursor_id not in self._frames, f"cursor {work.cursor_id} starts twice"
-            holder = self._cursor_of_frame.setdefault(work.frame, work.cursor_id)
-            assert holder == work.cursor_id, f"frame {work.frame} is held by cursor {holder}"
-            inputs = self._tensors[work.members[0]][0] if work.members[0] in self._tensors else ()
-            self._frames[work.cursor_id] = (work.frame, list(inputs))
-        else:
-            assert self._frames[work.cursor_id][0] == work.frame, "a cursor keeps its frame"
+    def _take_frame(self, work: Slice) -> None:
+        assert work.cursor_id not in self._frames, f"cursor {work.cursor_id} starts twice"
+        holder = self._cursor_of_frame.setdefault(work.frame, work.cursor_id)
+        assert holder == work.cursor_id, f"frame {work.frame} is held by cursor {holder}"
+        bound = self._tensors.get(work.members[0])
+        self._frames[work.cursor_id] = (work.frame, [] if bound is None else list(bound[0]))
 
     def _pass(self, entry: _Enqueued) -> Completion:
-        work = entry.work
-        del self._end_ns_of_slice[work.slice_id]
-        failure = entry.failure
+        _, _, work, started_ns, duration_ns, failure = entry
+        self._end_ns_of_slice.pop(work.slice_id, None)
         if work.cursor_id in self._failed:
             failure = "an earlier slice of this cursor failed"
         program = self._programs[work.model]
@@ -209,7 +212,7 @@ class VirtualExecutor:
         if failure is not None:
             self._failed.add(work.cursor_id)
             return SliceFailed(work.slice_id, failure)
-        return SyncPointReached(work.slice_id, entry.started_ns, entry.duration_ns)
+        return SyncPointReached(work.slice_id, started_ns, duration_ns)
 
     def _run(self, work: Slice, program: VirtualProgram) -> str | None:
         slots = self._frames[work.cursor_id][1]

@@ -172,6 +172,8 @@ class World:
         self.is_lost = False
         self.touched: list[SeenRequest] = []
         """Requests that an event may have brought to their end since the last poll."""
+        self.frames_for = [_frames_for(settings, one) for one in PriorityClass]
+        """By class: how many cursors may hold a frame, one of this class that starts included."""
         self._deadlines: list[tuple[int, int]] = []
 
     # Events
@@ -314,23 +316,15 @@ class World:
 
     # Questions
 
-    def frames_for(self, priority_class: PriorityClass) -> int:
-        """How many cursors may hold a frame for one of this class still to start."""
-        if self.settings.order is Order.FIFO:  # knows no classes
-            return self.settings.frames_max
-        left = {
-            PriorityClass.BEST_EFFORT: 2 * self.settings.frames_reserved,
-            PriorityClass.STANDARD: self.settings.frames_reserved,
-            PriorityClass.REALTIME: 0,
-        }[priority_class]
-        # A share of nothing would mean never: the first frame of an empty device is anybody's.
-        return max(1, self.settings.frames_max - left)
+    def may_take_frame(self, priority_class: PriorityClass) -> bool:
+        """Is there a frame for one of this class still to start?"""
+        return len(self.cursors) < self.frames_for[priority_class]
 
     def may_start(self, request: SeenRequest) -> bool:
         """Is there a frame and memory for it now?"""
         assert request.model is not None
         return (
-            len(self.cursors) < self.frames_for(request.effective_class)
+            self.may_take_frame(request.effective_class)
             and self.memory_bytes + request.model.ready.frame_bytes
             <= self.settings.memory_bytes_max
         )
@@ -357,3 +351,11 @@ class World:
     def in_flight(self) -> Iterable[SeenSlice]:
         """Slices in flight, in the order of their launch."""
         return self.slices.values()
+
+
+def _frames_for(settings: SchedulerSettings, priority_class: PriorityClass) -> int:
+    if settings.order is Order.FIFO:  # knows no classes
+        return settings.frames_max
+    classes_above = PriorityClass.REALTIME - priority_class
+    # A share of nothing would mean never: the first frame of an empty device is anybody's.
+    return max(1, settings.frames_max - classes_above * settings.frames_reserved)

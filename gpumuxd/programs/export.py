@@ -42,8 +42,8 @@ class ExportRequest:
     `example_inputs` by name: names of the arguments of `forward`, in any order, or names of your
     own in its order. A tuple is in its order and takes its names. `dynamic` says which dimensions
     of which input may vary, and their names: `{"tokens": {0: "batch", 1: "length"}}`; without it,
-    dimension 0 of every input is the batch. `sizes` gives each name's smallest and largest size; a batch is 1 to
-    `batch_max` unless it is given.
+    dimension 0 of every input is the batch. `sizes` gives each name's smallest and largest size; a
+    batch is 1 to `batch_max` unless it is given.
     """
 
     module: torch.nn.Module

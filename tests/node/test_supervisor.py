@@ -1,0 +1,81 @@
+"""Supervision: life after life, and a bug in it that is not kept quiet."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gpumuxd.clock import monotonic_ns
+from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.settings import LinkSettings, RestartSettings
+from gpumuxd.node.supervisor import DeviceSupervisor
+from gpumuxd.settings import DeviceSettings
+from gpumuxd.units import MIB
+from tests.node.fakes import WAIT_S, FakeDevice
+
+SETTINGS = DeviceSettings("cpu:0", arena_bytes=MIB)
+
+
+class Bug(Exception):
+    pass
+
+
+def make_supervisor(
+    device: FakeDevice, states: list[str], on_started: Callable[[DeviceLink], None]
+) -> DeviceSupervisor:
+    async def started(link: DeviceLink) -> None:
+        on_started(link)
+
+    return DeviceSupervisor(
+        SETTINGS,
+        RestartSettings(delay_ns_first=1, delay_ns_max=1),
+        monotonic_ns,
+        lambda settings: DeviceLink(settings, LinkSettings(), (), monotonic_ns, device.spawn),
+        started,
+        lambda supervisor: states.append(supervisor.state),
+    )
+
+
+async def test_states_of_two_lives() -> None:
+    device, states, links = FakeDevice(), list[str](), list[DeviceLink]()
+    supervisor = make_supervisor(device, states, links.append)
+    assert supervisor.link is None
+    await supervisor.start()
+    assert supervisor.link is links[0]
+    device.life.end("signal SIGSEGV")
+    async with asyncio.timeout(WAIT_S):
+        assert await links[0].wait_ended() == "signal SIGSEGV"
+    assert supervisor.link is None
+    life = await device.wait_lives(2)
+    await supervisor.stop()
+    assert life.is_reaped
+    assert states[:3] == ["ready", "lost", "starting"]
+    assert states[-1] == "stopped"
+    assert supervisor.restarts == 1
+    assert len(device.lives) == 2
+
+
+async def test_a_bug_in_supervision_is_raised_to_whoever_waits() -> None:
+    device = FakeDevice()
+
+    def break_second_life(link: DeviceLink) -> None:
+        if len(device.lives) == 2:
+            raise Bug
+
+    supervisor = make_supervisor(device, [], break_second_life)
+    await supervisor.start()
+    device.life.end("signal SIGSEGV")
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(Bug):
+            await supervisor.wait_failed()
+    await supervisor.stop()
+
+
+async def test_a_bug_in_the_first_life_fails_the_start() -> None:
+    def break_it(link: DeviceLink) -> None:
+        raise Bug
+
+    supervisor = make_supervisor(FakeDevice(), [], break_it)
+    with pytest.raises(Bug):
+        await supervisor.start()
+    await supervisor.stop()

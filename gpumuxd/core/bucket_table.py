@@ -104,15 +104,15 @@ class BucketTable:
 
         Returns its ratio to what this program typically takes, ONE if nothing is known.
         """
-        if not self._base_prefix:
+        base_prefix = self._base_prefix
+        if not base_prefix:
             assert end == first + 1, "unknown groups are launched one at a time"
             self._first_run[first] = max(1, device_ns)
             if all(self._first_run):
                 self.set_base(self._first_run, sum(self._first_run))
             return ONE
         self.is_measured = True
-        base_ns = self._base_prefix[end] - self._base_prefix[first]
-        ratio = (device_ns << SHIFT) // base_ns
+        ratio = (device_ns << SHIFT) // (base_prefix[end] - base_prefix[first])
         self._columns[column][first:end] = [ratio] * (end - first)
         if self._column_scale[column] != ONE:  # the column was rescaled before this sample
             self._materialise(column, keep=(first, end))

@@ -11,7 +11,7 @@ the groups between the first two.
 from gpumuxd.core.bucket_table import BucketTable
 from gpumuxd.core.model import Model
 from gpumuxd.core.tenant import Tenant
-from gpumuxd.domain import Bucket, CursorKind, Outcome, PriorityClass, RunReport, Slice
+from gpumuxd.domain import Bucket, CursorKind, Outcome, PriorityClass, RunReport
 
 NEVER_NS = 1 << 62
 """A deadline later than any, so that keys compare without a special case."""
@@ -20,9 +20,16 @@ NO_FRAME = -1
 
 
 class Cursor:
-    """One run of one program. Members is a tuple of one request until requests are batched."""
+    """One run of one program. Members is a tuple of one request until requests are batched.
+
+    `model` and `table` exist once it is admitted; asking for them before is a bug, and raises.
+    """
+
+    model: Model
+    table: BucketTable
 
     __slots__ = (
+        "after",
         "arrival",
         "arrived_ns",
         "bucket",
@@ -36,11 +43,11 @@ class Cursor:
         "group_count",
         "in_flight",
         "interfered",
+        "is_admitted",
         "is_preempted",
         "is_queued",
         "kind",
         "last_end_ns",
-        "last_slice",
         "members",
         "model",
         "model_key",
@@ -50,6 +57,7 @@ class Cursor:
         "preemption_wait_ns",
         "preemptions",
         "priority_class",
+        "rank",
         "remaining_ns",
         "table",
         "tenant",
@@ -74,14 +82,12 @@ class Cursor:
         self.bucket = bucket
         self.members = members
         self.tenant = tenant
-        self.priority_class = priority_class  # the one it is ordered in, lowered for excess
+        self.order_as(priority_class)
         self.arrival = arrival
         self.arrived_ns = arrived_ns
         self.deadline_ns = NEVER_NS if deadline_ns is None else deadline_ns
 
-        # Known once it is admitted.
-        self.model: Model | None = None
-        self.table: BucketTable | None = None
+        self.is_admitted = False
         self.group_count = 0
         self.predicted_ns = 0  # of the whole run, at arrival
         self.remaining_ns = 0  # predicted, of the groups not launched yet
@@ -91,17 +97,28 @@ class Cursor:
         self.next_group = 0
         self.passed_group = 0
         self.in_flight = 0  # slices
+        self.after: tuple[int, ...] = ()  # what its next slice must wait for on another lane
         self.is_queued = False  # counted by its run queue: admitted, alive, groups left
         self.ending: Outcome | None = None  # its fate, as soon as it is known
 
         self.compute_ns = 0
         self.first_started_ns = -1
         self.last_end_ns = 0
-        self.last_slice: Slice | None = None  # launched last
         self.interfered = False  # some slice of it ran beside another lane
         self.is_preempted = False
         self.preemptions = 0
         self.preemption_wait_ns = 0
+
+    def order_as(self, priority_class: PriorityClass) -> None:
+        """The class it is ordered in: the one asked for, or a lower one for excess requests."""
+        self.priority_class = priority_class
+        self.rank = int(priority_class)  # lists are indexed with it: five times as fast
+
+    def admit(self, model: Model, table: BucketTable) -> None:
+        """It is accepted and will run this program."""
+        self.model, self.table = model, table
+        self.group_count = model.group_count
+        self.is_admitted = True
 
     @property
     def is_started(self) -> bool:
@@ -110,14 +127,21 @@ class Cursor:
     def predicted_rest_ns(self) -> int:
         """Its share of a whole run for the groups not launched yet: never a sum of percentiles of
         groups. 0 while unknown."""
-        table = self.table
-        if table is None or not table.prefix:
+        prefix = self.table.prefix
+        if not prefix:
             return 0
-        total_ns = table.prefix[-1]
-        return table.run_ns * (total_ns - table.prefix[self.next_group]) // total_ns
+        total_ns = prefix[-1]
+        return self.table.run_ns * (total_ns - prefix[self.next_group]) // total_ns
+
+    def moved_to(self, end_group: int) -> None:
+        """A slice up to this group was launched."""
+        self.next_group = end_group
+        self.in_flight += 1
+        self.is_preempted = False
+        self.after = ()
 
     def slice_passed(
-        self, end_group: int, started_ns: int, device_ns: int, *, is_resumption: bool
+        self, end_group: int, started_ns: int, device_ns: int, is_resumption: bool
     ) -> None:
         """One slice of it has passed, the first one in flight."""
         if self.first_started_ns < 0:

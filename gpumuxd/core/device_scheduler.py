@@ -35,6 +35,7 @@ from gpumuxd.core.lanes import Lanes, LaneState
 from gpumuxd.core.launch_queue import Flight
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
+from gpumuxd.core.run_queue import RunQueue
 from gpumuxd.core.snapshot import Counters, snapshot
 from gpumuxd.core.statistics import DeviceStatistics
 from gpumuxd.core.tenant import Tenant
@@ -143,43 +144,38 @@ class DeviceScheduler:
             assert self._lost is not None, f"slice {event.slice_id} is not in flight"
             return
         cursor, work = flight.cursor, flight.slice
-        flight.queue.passed(flight, event.started_ns, event.device_ns, now_ns)
-        cursor.slice_passed(
-            work.end_group, event.started_ns, event.device_ns, is_resumption=flight.is_resumption
-        )
-        self._learn(flight, event)
-        run_queue = self._lanes.of(cursor).run_queue
-        run_queue.correct(cursor, event.device_ns - work.predicted_ns)
+        started_ns, device_ns = event.started_ns, event.device_ns
+        flight.queue.passed(flight, started_ns, device_ns, now_ns)
+        cursor.slice_passed(work.end_group, started_ns, device_ns, flight.is_resumption)
+        self._learn(flight, started_ns, device_ns)
+        if device_ns != work.predicted_ns:
+            run_queue = self._lanes.of(cursor).run_queue
+            run_queue.correct(cursor, device_ns - work.predicted_ns)
         if cursor.passed_group == cursor.group_count:
             self._run_passed(cursor)
         elif cursor.ending is not None and cursor.in_flight == 0:
             self._ended.append(cursor)
 
-    def _run_passed(self, cursor: Cursor) -> None:
-        model, table = cursor.model, cursor.table
-        assert model is not None
-        assert table is not None
-        if not cursor.interfered and table.record_run(cursor.compute_ns, self._estimator.sample_no):
+    def _learn(self, flight: Flight, started_ns: int, device_ns: int) -> None:
+        cursor, work = flight.cursor, flight.slice
+        table = cursor.table
+        if self._lanes.has_others and table.is_known and self._lanes.overlapped(flight, started_ns):
+            cursor.interfered = True
+            self._estimator.record_interference(work.predicted_ns, device_ns)
+        elif self._estimator.record_slice(
+            cursor.model.number, table, cursor.column, work.first_group, work.end_group, device_ns
+        ):
             self._bounds_are_stale = True
+
+    def _run_passed(self, cursor: Cursor) -> None:
+        if not cursor.interfered:
+            moved = cursor.table.record_run(cursor.compute_ns, self._estimator.sample_no)
+            self._bounds_are_stale |= moved
         if cursor.last_end_ns > cursor.deadline_ns:
             cursor.ending = _missed(cursor)
         elif cursor.ending is None or cursor.ending.kind is OutcomeKind.DEADLINE_MISSED:
             cursor.ending = COMPLETED
         self._ended.append(cursor)
-
-    def _learn(self, flight: Flight, event: SyncPointReached) -> None:
-        cursor, work = flight.cursor, flight.slice
-        model, table = cursor.model, cursor.table
-        assert model is not None
-        assert table is not None
-        has_others = len(self._lanes.in_order) > 1
-        if has_others and table.is_known and self._lanes.overlapped(flight, event.started_ns):
-            cursor.interfered = True
-            self._estimator.record_interference(work.predicted_ns, event.device_ns)
-            return
-        self._bounds_are_stale |= self._estimator.record_slice(
-            model.number, table, cursor.column, work.first_group, work.end_group, event.device_ns
-        )
 
     def _slice_failed(self, event: SliceFailed, now_ns: int) -> None:
         flight = self._flights.pop(event.slice_id, None)
@@ -213,11 +209,15 @@ class DeviceScheduler:
 
     def _partition_changed(self, event: PartitionChanged) -> None:
         queued = [cursor for cursor in self._cursors.values() if cursor.is_queued]
-        for cursor in queued:
-            self._lanes.of(cursor).drop(cursor)
+        before = [self._lanes.of(cursor) for cursor in queued]
         self._lanes.change(event.partition, event.lanes)
-        for cursor in queued:
-            self._lanes.of(cursor).add(cursor)
+        for cursor, lane in zip(queued, before, strict=True):
+            if lane is self._lanes.of(cursor):
+                continue
+            lane.run_queue.drop(cursor)
+            self._lanes.of(cursor).run_queue.add(cursor)
+            last = [each for each, flight in self._flights.items() if flight.cursor is cursor]
+            cursor.after = tuple(last[-1:])
 
     def _device_lost(self, event: DeviceLost) -> None:
         """Nothing will report again: what is not over yet ends now."""
@@ -226,16 +226,16 @@ class DeviceScheduler:
             flight.queue.clear()
         self._flights.clear()
         for cursor in self._cursors.values():
-            if cursor.model is not None and (cursor.ending is None or cursor.in_flight):
+            if cursor.is_admitted and (cursor.ending is None or cursor.in_flight):
                 cursor.in_flight = 0
                 self._stop(cursor, self._lost)
 
     def _stop(self, cursor: Cursor, outcome: Outcome) -> None:
         """Its fate is known: it moves no further and ends when nothing of it is in flight."""
         cursor.ending = outcome
-        if cursor.model is None:
+        if not cursor.is_admitted:
             return  # not decided yet: `poll` will find its ending
-        self._lanes.of(cursor).drop(cursor)
+        self._lanes.of(cursor).run_queue.drop(cursor)
         if cursor.in_flight == 0:
             self._ended.append(cursor)
 
@@ -293,7 +293,7 @@ class DeviceScheduler:
         """Admit an arrival if its deadline can be met; else say why not."""
         is_realtime = cursor.priority_class is PriorityClass.REALTIME
         if is_realtime and not cursor.tenant.is_within_rate(now_ns):
-            cursor.priority_class = PriorityClass.STANDARD
+            cursor.order_as(PriorityClass.STANDARD)
         table = model.estimates.table(cursor.bucket)
         cursor.predicted_ns = cursor.remaining_ns = table.run_ns
         lane = self._lanes.of(cursor)
@@ -307,11 +307,11 @@ class DeviceScheduler:
         if cursor.priority_class > model.class_max:
             model.class_max = cursor.priority_class
             self._bounds_are_stale = True
-        cursor.model, cursor.table, cursor.group_count = model, table, model.group_count
+        cursor.admit(model, table)
         model.live += 1
         self._live += 1
         self._deadlines.add(cursor)
-        lane.add(cursor)
+        lane.run_queue.add(cursor)
         commands.append(Admit(cursor.members[0], finish_ns if cursor.predicted_ns else 0))
         return None
 
@@ -320,7 +320,7 @@ class DeviceScheduler:
         return feasibility.Ahead(
             residual_ns=lane.launch_queue.residual_ns(now_ns),
             backlog_ns=lane.run_queue.backlog_ns,
-            realtime=lane.realtime,
+            realtime=lane.run_queue.realtime,
             interference=self._estimator.interference if any(others) else ONE,
             is_fifo=self._settings.order is Order.FIFO,
         )
@@ -328,7 +328,6 @@ class DeviceScheduler:
     def _finish(self, cursor: Cursor, now_ns: int, commands: list[Command]) -> None:
         """End an admitted cursor: nothing of it is in flight."""
         model, ending = cursor.model, cursor.ending
-        assert model is not None
         assert ending is not None
         assert cursor.in_flight == 0, "its memory is still in use"
         self._tell(cursor, now_ns, commands)
@@ -366,7 +365,7 @@ class DeviceScheduler:
         """Weights that came later may leave no room for the frames of queued requests."""
         self._weights_grew = False
         for cursor in self._cursors.values():
-            if cursor.model is None or cursor.is_started or cursor.ending is not None:
+            if not cursor.is_admitted or cursor.is_started or cursor.ending is not None:
                 continue
             reason = self._ledger.why_never(cursor.model)
             if reason:
@@ -387,17 +386,21 @@ class DeviceScheduler:
             round_trip_ns = self._lanes.in_order[0].launch_queue.round_trip_ns
             self._bounds = slicing.bounds_of(self._models.values(), self._settings, round_trip_ns)
         for lane in self._lanes.in_order:
-            run_queue, queue = lane.run_queue, lane.launch_queue
+            if lane.run_queue.live:
+                self._fill(lane, now_ns, commands)
+
+    def _fill(self, lane: LaneState, now_ns: int, commands: list[Command]) -> None:
+        """Launch on one lane until something is in the way."""
+        run_queue, queue = lane.run_queue, lane.launch_queue
+        blocked = self._why_held(lane) if self._lanes.high is not None else None
+        while blocked is None:
             if not run_queue.live:
-                continue
-            blocked = self._why_held(lane) if self._lanes.high is not None else None
-            while blocked is None and run_queue.live:
-                if len(queue.flights) >= queue.window:
-                    blocked = _WINDOW_FULL
-                else:
-                    blocked = self._launch_next(lane, now_ns, commands)
-            if blocked is not None:
-                self._counters.count(blocked)
+                return
+            if len(queue.flights) >= queue.window:
+                blocked = _WINDOW_FULL
+            else:
+                blocked = self._launch_next(lane, now_ns, commands)
+        self._counters.blocked[blocked._value_] += 1
 
     def _why_held(self, lane: LaneState) -> Blocked | None:
         """Lower work does not start beside REALTIME work that runs or could run."""
@@ -413,49 +416,22 @@ class DeviceScheduler:
 
     def _launch_next(self, lane: LaneState, now_ns: int, commands: list[Command]) -> Blocked | None:
         """Launch one slice on this lane, or say what is in the way."""
-        queue = lane.launch_queue
-        cursor = lane.run_queue.select(self._ledger)
+        run_queue, queue = lane.run_queue, lane.launch_queue
+        cursor = run_queue.select(self._ledger)
         if cursor is None:
             return Blocked.NO_FRAME
         choice = slicing.choose(cursor, queue, self._bounds, self._settings)
         if isinstance(choice, Blocked):
             return choice
         if cursor.frame == NO_FRAME:
-            self._start(cursor, lane)
+            self._start(cursor, run_queue)
         last = queue.last_cursor
         if last is not cursor and last is not None and last.is_queued:
             self._counters.preemptions += last.preempt()
         end_group, predicted_ns = choice
-        work = self._slice(cursor, lane, end_group, predicted_ns)
-        flight = queue.launch(work, cursor, now_ns, is_resumption=cursor.is_preempted)
-        self._flights[work.slice_id] = flight
-        cursor.is_preempted = False
-        cursor.in_flight += 1
-        cursor.next_group = end_group
-        cursor.last_slice = work
-        lane.launched(cursor, predicted_ns)
-        self._counters.slices_launched += 1
-        self._counters.groups_launched += end_group - work.first_group
-        commands.append(Launch(work))
-        return None
-
-    def _start(self, cursor: Cursor, lane: LaneState) -> None:
-        model, table = cursor.model, cursor.table
-        assert model is not None
-        assert table is not None
-        cursor.frame = self._ledger.take_frame(model)
-        cursor.column = table.new_column(self._estimator.sample_no)
-        model.started += 1
-        lane.run_queue.start(cursor)
-
-    def _slice(self, cursor: Cursor, lane: LaneState, end_group: int, predicted_ns: int) -> Slice:
-        self._slice_id += 1
-        after: tuple[int, ...] = ()
-        last = cursor.last_slice
-        if cursor.in_flight and last is not None and last.lane != lane.launch_queue.lane:
-            after = (last.slice_id,)
-        return Slice(
-            self._slice_id,
+        self._slice_id = slice_id = self._slice_id + 1
+        work = Slice(
+            slice_id,
             cursor.cursor_id,
             cursor.model_key,
             cursor.bucket,
@@ -463,10 +439,23 @@ class DeviceScheduler:
             cursor.frame,
             cursor.next_group,
             end_group,
-            lane.launch_queue.lane,
-            after,
+            queue.lane,
+            cursor.after,
             predicted_ns,
         )
+        self._counters.groups_launched += end_group - cursor.next_group
+        self._flights[slice_id] = queue.launch(work, cursor, now_ns, cursor.is_preempted)
+        cursor.moved_to(end_group)
+        run_queue.launched(cursor, predicted_ns)
+        commands.append(Launch(work))
+        return None
+
+    def _start(self, cursor: Cursor, run_queue: RunQueue) -> None:
+        """Give it a frame, for as long as it lives."""
+        cursor.frame = self._ledger.take_frame(cursor.model)
+        cursor.column = cursor.table.new_column(self._estimator.sample_no)
+        cursor.model.started += 1
+        run_queue.start(cursor)
 
     # What can be seen
 
@@ -479,6 +468,7 @@ class DeviceScheduler:
             self._bounds,
             self._estimator,
             self._counters,
+            slices_launched=self._slice_id,
             in_flight=len(self._flights),
             admitted=self._live,
         )

@@ -29,7 +29,6 @@ def why_not_started(cursor: Cursor, ledger: Ledger) -> tuple[Blocked, str] | Non
     """Why a waiting cursor may not take a frame; None if it may, or holds one already."""
     if cursor.is_started:
         return None
-    assert cursor.model is not None
     name = cursor.priority_class.name
     if not ledger.has_frame(cursor.priority_class):
         return Blocked.NO_FRAME, (
@@ -54,6 +53,6 @@ def explain(cursor: Cursor, queue: LaunchQueue, ledger: Ledger) -> str:
     in_flight = f"{len(queue.flights)} slices, {ms_from_ns(sum(queue.predicted_ns)):.3f} ms"
     if queue.is_full:
         return f"{lane}: in flight are {in_flight}; its window of {queue.window} is full"
-    if queue.unknown or (queue.flights and cursor.predicted_ns == 0):
+    if queue.has_unknown or (queue.flights and cursor.predicted_ns == 0):
         return f"{lane}: work that was not measured yet runs one group at a time"
     return f"{lane}: in flight are {in_flight}; others go first, or the bound leaves no room"

@@ -10,7 +10,6 @@ because its tenant is over its rate goes where STANDARD goes.
 """
 
 from gpumuxd.core.cursor import Cursor
-from gpumuxd.core.deadline_backlog import DeadlineBacklog
 from gpumuxd.core.launch_queue import Flight, LaunchQueue
 from gpumuxd.core.run_queue import RunQueue
 from gpumuxd.domain import CursorKind, Lane, LaneKind, PriorityClass
@@ -26,46 +25,33 @@ _UPLOAD = CursorKind.UPLOAD
 class LaneState:
     """One lane: what could be launched on it and what is in flight on it."""
 
-    __slots__ = ("launch_queue", "realtime", "run_queue")
+    __slots__ = ("launch_queue", "run_queue")
 
     def __init__(self, lane: Lane, settings: SchedulerSettings) -> None:
         self.launch_queue = LaunchQueue(lane, settings.window_max, settings.round_trip_ns)
         self.run_queue = RunQueue(settings.order)
-        self.realtime = DeadlineBacklog()
-
-    def add(self, cursor: Cursor) -> None:
-        """Queue an admitted cursor that has groups left to launch."""
-        self.run_queue.add(cursor)
-        if cursor.priority_class is _REALTIME:
-            self.realtime.add(cursor)
-
-    def drop(self, cursor: Cursor) -> None:
-        """It ended or moves to another lane. Idempotent."""
-        if cursor.is_queued:
-            self.run_queue.drop(cursor)
-            if cursor.priority_class is _REALTIME:
-                self.realtime.remove(cursor)
-
-    def launched(self, cursor: Cursor, predicted_ns: int) -> None:
-        """A slice was launched; `cursor.next_group` has moved."""
-        self.run_queue.launched(cursor, predicted_ns, cursor.predicted_rest_ns())
-        if cursor.priority_class is _REALTIME:
-            if cursor.is_queued:
-                self.realtime.touch(cursor)
-            else:
-                self.realtime.remove(cursor)
 
 
 class Lanes:
     """The lanes that a partition has now."""
 
-    __slots__ = ("_by_kind", "_settings", "compute", "high", "in_order", "partition", "upload")
+    __slots__ = (
+        "_by_kind",
+        "_settings",
+        "compute",
+        "has_others",
+        "high",
+        "in_order",
+        "partition",
+        "upload",
+    )
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
         self._by_kind: dict[LaneKind, LaneState] = {}
         self.partition: int | None = None
         self.in_order: list[LaneState] = []  # the order in which decisions are made
+        self.has_others = False
         self.compute: LaneState | None = None
         self.high: LaneState | None = None
         self.upload: LaneState | None = None
@@ -84,15 +70,16 @@ class Lanes:
             for lane in lanes
         }
         self.in_order = [self._by_kind[kind] for kind in _DECISION_ORDER if kind in kinds]
+        self.has_others = len(self.in_order) > 1
         self.compute = self._by_kind[LaneKind.COMPUTE]
         self.high = self._by_kind.get(LaneKind.COMPUTE_HIGH)
         self.upload = self._by_kind.get(LaneKind.COPY_IN)
 
     def of(self, cursor: Cursor) -> LaneState:
         """Where this cursor's next slice goes."""
-        lane = self.compute
-        if len(self.in_order) == 1:
+        if not self.has_others and self.in_order:
             return self.in_order[0]
+        lane = self.compute
         if cursor.priority_class is _REALTIME and self.high is not None:
             lane = self.high
         if cursor.kind is _UPLOAD and self.upload is not None:

@@ -18,6 +18,9 @@ from collections import deque
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.domain import Lane, PriorityClass, Slice
 
+MEASURED_EVERY = 8
+"""Slices per measurement while the lane is busy: an average needs no more, and it is not free."""
+
 SAMPLE_FLOOR_NS = 10_000
 """Added to the ceiling of a sample: from nothing, doubling alone would never begin."""
 
@@ -33,7 +36,6 @@ class Flight:
         cursor: Cursor,
         queue: "LaunchQueue",
         launched_ns: int,
-        *,
         was_idle: bool,
         is_resumption: bool,
     ) -> None:
@@ -52,6 +54,7 @@ class LaunchQueue:
         "_heard_ns",
         "_is_measured",
         "_launch_ns",
+        "_passed",
         "_round_trip_guess_ns",
         "_slice_ns",
         "busy_ns",
@@ -61,7 +64,6 @@ class LaunchQueue:
         "last_cursor",
         "last_end_ns",
         "predicted_ns",
-        "unknown",
         "window",
         "window_max",
     )
@@ -73,7 +75,6 @@ class LaunchQueue:
         self.window = min(2, window_max)
         self.flights: deque[Flight] = deque()
         self.predicted_ns = [0] * len(PriorityClass)  # in flight, by class of the cursor
-        self.unknown = 0  # slices in flight without a prediction
         self.head_since_ns = 0  # when the head began, as far as is known
         self.last_end_ns = 0
         self.last_cursor: Cursor | None = None  # of the slice launched last
@@ -83,46 +84,51 @@ class LaunchQueue:
         self._launch_ns = 0
         self._is_measured = False
         self._slice_ns = 0
+        self._passed = 0
 
     @property
     def is_full(self) -> bool:
         return len(self.flights) >= self.window
 
     @property
+    def has_unknown(self) -> bool:
+        """Is work without a prediction in flight? That is alone in its lane, so it is the head."""
+        return bool(self.flights) and self.flights[0].slice.predicted_ns == 0
+
+    @property
     def round_trip_ns(self) -> int:
         return self._heard_ns + self._launch_ns if self._is_measured else self._round_trip_guess_ns
 
     def launch(
-        self, work: Slice, cursor: Cursor, now_ns: int, *, is_resumption: bool = False
+        self, work: Slice, cursor: Cursor, now_ns: int, is_resumption: bool = False
     ) -> Flight:
         was_idle = not self.flights
-        flight = Flight(work, cursor, self, now_ns, was_idle=was_idle, is_resumption=is_resumption)
         if was_idle:
             self.head_since_ns = now_ns
+        flight = Flight(work, cursor, self, now_ns, was_idle, is_resumption)
         self.flights.append(flight)
-        self.predicted_ns[cursor.priority_class] += work.predicted_ns
-        self.unknown += work.predicted_ns == 0
+        self.predicted_ns[cursor.rank] += work.predicted_ns
         self.last_cursor = cursor
         return flight
 
     def passed(self, flight: Flight, started_ns: int, device_ns: int, now_ns: int) -> None:
-        """The head has passed. Hot: written without the calls that would shorten it."""
+        """The head has passed."""
         self._pop(flight)
-        end_ns = started_ns + device_ns
-        self.last_end_ns = self.head_since_ns = end_ns
+        self.last_end_ns = self.head_since_ns = end_ns = started_ns + device_ns
         self.busy_ns += device_ns
-        self._heard_ns = heard_ns = _follow(self._heard_ns, now_ns - end_ns)
+        self._passed += 1
+        if flight.was_idle or self._passed % MEASURED_EVERY == 0:
+            self._measure(flight, started_ns, device_ns, now_ns - end_ns)
+
+    def _measure(self, flight: Flight, started_ns: int, device_ns: int, heard_ns: int) -> None:
+        self._heard_ns = _follow(self._heard_ns, heard_ns)
         if flight.was_idle:
             self._launch_ns = _follow(self._launch_ns, started_ns - flight.launched_ns)
             self._is_measured = True
         slice_ns = self._slice_ns
         self._slice_ns = slice_ns + ((device_ns - slice_ns) >> 3) if slice_ns else device_ns
-        round_trip_ns = heard_ns + self._launch_ns
-        if not self._is_measured:
-            round_trip_ns = self._round_trip_guess_ns
-        window = 1 - (-round_trip_ns // (self._slice_ns or 1))
-        window = window if window > 2 else 2
-        self.window = window if window < self.window_max else self.window_max
+        window = 1 - (-self.round_trip_ns // max(1, self._slice_ns))
+        self.window = min(self.window_max, max(2, window))
 
     def failed(self, flight: Flight, now_ns: int) -> None:
         """The head ended without its result; it tells nothing about times."""
@@ -142,13 +148,11 @@ class LaunchQueue:
         """The device is lost: nothing of this will pass."""
         self.flights.clear()
         self.predicted_ns = [0] * len(PriorityClass)
-        self.unknown = 0
 
     def _pop(self, flight: Flight) -> None:
         head = self.flights.popleft()
         assert head is flight, f"slice {flight.slice.slice_id} passed before the head of its lane"
-        self.predicted_ns[flight.cursor.priority_class] -= flight.slice.predicted_ns
-        self.unknown -= flight.slice.predicted_ns == 0
+        self.predicted_ns[flight.cursor.rank] -= flight.slice.predicted_ns
 
 
 def _follow(average_ns: int, sample_ns: int) -> int:

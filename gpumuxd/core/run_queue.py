@@ -27,6 +27,7 @@ is found too early when it comes to the top, and corrected there.
 from heapq import heapify, heappop, heappush
 
 from gpumuxd.core.cursor import Cursor
+from gpumuxd.core.deadline_backlog import DeadlineBacklog
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
 from gpumuxd.domain import PriorityClass
@@ -34,6 +35,8 @@ from gpumuxd.settings import Order
 
 TAG_SCALE = 1 << 10
 """Tags are nanoseconds times this over the weight, so that integer weights divide finely."""
+
+_REALTIME = int(PriorityClass.REALTIME)
 
 STALE_MIN = 64
 """Heaps are not rebuilt for fewer dead entries than this."""
@@ -108,7 +111,6 @@ class ClassQueue:
             heap = flow.started
         else:
             model = cursor.model
-            assert model is not None, "only admitted cursors are queued"
             if model.number not in flow.waiting:
                 flow.waiting[model.number] = (model, [])
             heap = flow.waiting[model.number][1]
@@ -119,13 +121,11 @@ class ClassQueue:
     def start(self, cursor: Cursor) -> None:
         """The waiting head took a frame."""
         flow = self._flow(cursor)
-        model = cursor.model
-        assert model is not None
-        _, heap = flow.waiting[model.number]
+        _, heap = flow.waiting[cursor.model.number]
         item = heappop(heap)
         assert item[2] is cursor, "only the head of a queue may start"
         if not heap:
-            del flow.waiting[model.number]
+            del flow.waiting[cursor.model.number]
         heappush(flow.started, item)
         if flow.started[0] is item:
             self._refresh(flow, True)
@@ -166,7 +166,6 @@ class ClassQueue:
             if waiting is None or (started is not None and started < waiting):
                 return started[5] if started is not None else None
             model = waiting[5].model
-            assert model is not None
             if ledger.fits(model):
                 return waiting[5]
             model.is_blocked = True
@@ -188,10 +187,10 @@ class ClassQueue:
         heap = self._heaps[want_started]
         while heap:
             entry = heap[0]
-            flow, cursor = entry[4], entry[5]
+            tag, _, _, _, flow, cursor = entry
             if entry is not flow.current[want_started]:
                 heappop(heap)
-            elif entry[0] == flow.tag and cursor.is_queued and (want_started or _may_start(cursor)):
+            elif tag == flow.tag and cursor.is_queued and (want_started or _may_start(cursor)):
                 return entry
             else:
                 heappop(heap)
@@ -222,9 +221,7 @@ class ClassQueue:
 
 
 def _may_start(cursor: Cursor) -> bool:
-    model = cursor.model
-    assert model is not None
-    return not (cursor.is_started or model.is_blocked)
+    return not (cursor.is_started or cursor.model.is_blocked)
 
 
 def _keep_living(heap: list[_Item]) -> None:
@@ -235,57 +232,69 @@ def _keep_living(heap: list[_Item]) -> None:
 class RunQueue:
     """Every cursor of one lane that has groups left to launch."""
 
-    __slots__ = ("_classes", "_in_order", "backlog_ns", "live")
+    __slots__ = ("_classes", "_in_order", "backlog_ns", "live", "realtime")
 
     def __init__(self, order: Order) -> None:
         if order is Order.FIFO:
             only = ClassQueue(is_fair=False, uses_deadlines=False)
             self._classes = [only for _ in PriorityClass]
-            self._in_order = [(PriorityClass.REALTIME, only)]
+            self._in_order = [(int(PriorityClass.REALTIME), only)]
         else:
             self._classes = [
                 ClassQueue(is_fair=each is not PriorityClass.REALTIME, uses_deadlines=True)
                 for each in PriorityClass
             ]
-            self._in_order = [(each, self._classes[each]) for each in reversed(PriorityClass)]
+            self._in_order = [(rank, self._classes[rank]) for rank in (2, 1, 0)]
         self.live = 0  # queued cursors: admitted, alive, with groups left to launch
         self.backlog_ns = [0] * len(PriorityClass)  # predicted and not launched yet, by class
+        self.realtime = DeadlineBacklog()  # the same for REALTIME, by deadline
 
     def add(self, cursor: Cursor) -> None:
         cursor.is_queued = True
+        rank = cursor.rank
         self.live += 1
-        self.backlog_ns[cursor.priority_class] += cursor.remaining_ns
-        self._classes[cursor.priority_class].add(cursor)
+        self.backlog_ns[rank] += cursor.remaining_ns
+        self._classes[rank].add(cursor)
+        if rank == _REALTIME:
+            self.realtime.add(cursor)
 
     def start(self, cursor: Cursor) -> None:
         """It was given a frame."""
-        self._classes[cursor.priority_class].start(cursor)
+        self._classes[cursor.rank].start(cursor)
 
-    def launched(self, cursor: Cursor, predicted_ns: int, remaining_ns: int) -> None:
-        """A slice of it was launched; `remaining_ns` is predicted for the rest."""
-        self._classes[cursor.priority_class].serve(cursor, predicted_ns)
-        self.backlog_ns[cursor.priority_class] += remaining_ns - cursor.remaining_ns
-        cursor.remaining_ns = remaining_ns
+    def launched(self, cursor: Cursor, predicted_ns: int) -> None:
+        """A slice of it was launched; `cursor.next_group` has moved."""
+        rank = cursor.rank
+        self._classes[rank].serve(cursor, predicted_ns)
         if cursor.next_group == cursor.group_count:
             self.drop(cursor)
+            return
+        remaining_ns = cursor.predicted_rest_ns()
+        self.backlog_ns[rank] += remaining_ns - cursor.remaining_ns
+        cursor.remaining_ns = remaining_ns
+        if rank == _REALTIME:
+            self.realtime.touch(cursor)
 
     def drop(self, cursor: Cursor) -> None:
         """It ended, moved to another lane or has nothing left to launch. Idempotent."""
         if cursor.is_queued:
             cursor.is_queued = False
+            rank = cursor.rank
             self.live -= 1
-            self.backlog_ns[cursor.priority_class] -= cursor.remaining_ns
-            self._classes[cursor.priority_class].drop()
+            self.backlog_ns[rank] -= cursor.remaining_ns
+            self._classes[rank].drop()
+            if rank == _REALTIME:
+                self.realtime.remove(cursor)
 
     def correct(self, cursor: Cursor, device_ns: int) -> None:
         """A slice took this much more than was charged; negative: less."""
-        self._classes[cursor.priority_class].correct(cursor, device_ns)
+        self._classes[cursor.rank].correct(cursor, device_ns)
 
     def select(self, ledger: Ledger) -> Cursor | None:
         """Who is next among the eligible. None: nobody, though some may wait for a frame."""
-        for frame_class, queue in self._in_order:
+        for rank, queue in self._in_order:
             if queue.live:
-                cursor = queue.peek(ledger.has_frame(frame_class), ledger)
+                cursor = queue.peek(ledger.has_frame(rank), ledger)
                 if cursor is not None:
                     return cursor
         return None

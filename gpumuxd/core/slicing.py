@@ -93,55 +93,52 @@ def choose(
 
     The window has room: whoever asks has looked.
     """
-    table = cursor.table
-    assert table is not None
-    prefix = table.prefix
+    prefix = cursor.table.prefix
     next_group = cursor.next_group
+    flights = queue.flights
     if not prefix:
-        return _UNKNOWN_ESTIMATE if queue.flights else (next_group + 1, 0)
-    if queue.unknown:
+        return _UNKNOWN_ESTIMATE if flights else (next_group + 1, 0)
+    if flights and queue.has_unknown:
         return _UNKNOWN_ESTIMATE
-    if settings.slicing is _WHOLE_RUNS and cursor.kind is not _PROFILE:
+    is_profile = cursor.kind is _PROFILE
+    if settings.slicing is _WHOLE_RUNS and not is_profile:
         return cursor.group_count, prefix[-1] - prefix[next_group]
 
-    first_class = cursor.priority_class
-    tightest_ns = bounds.tightest_from[first_class]
+    rank = cursor.rank
+    tightest_ns = bounds.tightest_from[rank]
     if tightest_ns != UNBOUNDED:
-        room_ns = _room_ns(first_class, queue, bounds)
+        room_ns = _room_ns(rank, queue.predicted_ns, bounds.by_class) if flights else tightest_ns
     else:
         tightest_ns = settings.slice_ns_max * queue.window
         room_ns = tightest_ns - sum(queue.predicted_ns)
     target_ns = min(settings.slice_ns_max, tightest_ns // queue.window, room_ns)
     start_ns = prefix[next_group]
-    end = bisect_right(prefix, start_ns + target_ns, next_group + 1) - 1
-    if end <= next_group or cursor.kind is _PROFILE:
-        end = next_group + 1
+    end = next_group + 1
+    if not is_profile and prefix[end] - start_ns < target_ns:
+        end = bisect_right(prefix, start_ns + target_ns, end) - 1
     predicted_ns = prefix[end] - start_ns
-    if predicted_ns > room_ns and not _is_alone(predicted_ns, first_class, queue, bounds):
+    if predicted_ns > room_ns and not _is_alone(predicted_ns, rank, queue.predicted_ns, bounds):
         return _OVER_BOUND
     return end, predicted_ns
 
 
-def _room_ns(first_class: int, queue: LaunchQueue, bounds: Bounds) -> int:
-    """What may be added in flight without passing the bound of any class from `first_class`."""
-    low_ns, middle_ns, high_ns = queue.predicted_ns
-    by_class = bounds.by_class
-    in_flight_ns = low_ns + middle_ns + high_ns
-    room_ns = by_class[2] - in_flight_ns
-    if first_class < 2:
-        in_flight_ns -= high_ns
-        room_ns = min(room_ns, by_class[1] - in_flight_ns)
-        if first_class < 1:
-            room_ns = min(room_ns, by_class[0] - in_flight_ns + middle_ns)
+def _room_ns(rank: int, in_flight_ns: list[int], bounds_ns: list[int]) -> int:
+    """What may be added without passing the bound of any class from `rank` up."""
+    low_ns, middle_ns, high_ns = in_flight_ns
+    total_ns = low_ns + middle_ns
+    room_ns = bounds_ns[2] - total_ns - high_ns
+    if rank < 2:
+        room_ns = min(room_ns, bounds_ns[1] - total_ns)
+        if rank < 1:
+            room_ns = min(room_ns, bounds_ns[0] - low_ns)
     return room_ns
 
 
-def _is_alone(predicted_ns: int, first_class: int, queue: LaunchQueue, bounds: Bounds) -> bool:
+def _is_alone(predicted_ns: int, rank: int, in_flight_ns: list[int], bounds: Bounds) -> bool:
     """Is this the only work in flight that each bound covers which it passes?"""
-    in_flight_ns = 0
+    total_ns = 0
     for priority_class, bound_ns in enumerate(bounds.by_class):
-        in_flight_ns += queue.predicted_ns[priority_class]
-        is_covered = priority_class >= first_class
-        if is_covered and in_flight_ns and in_flight_ns + predicted_ns > bound_ns:
+        total_ns += in_flight_ns[priority_class]
+        if priority_class >= rank and total_ns and total_ns + predicted_ns > bound_ns:
             return False
-    return bounds.tightest_from[first_class] != UNBOUNDED or in_flight_ns == 0
+    return bounds.tightest_from[rank] != UNBOUNDED or total_ns == 0

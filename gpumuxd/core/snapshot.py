@@ -20,20 +20,15 @@ class Counters:
         "groups_launched",
         "preemptions",
         "refused",
-        "slices_launched",
     )
 
     def __init__(self) -> None:
-        self.slices_launched = 0
         self.groups_launched = 0
         self.preemptions = 0
         self.deadline_missed = 0
         self.refused = 0
+        # By its string: hashing an enum member is a Python call, and this is the hot path.
         self.blocked = dict.fromkeys((reason.value for reason in Blocked), 0)
-
-    def count(self, blocked: Blocked) -> None:
-        # By its string: hashing an enum member is a call of its own, and this is the hot path.
-        self.blocked[blocked._value_] += 1
 
 
 def snapshot(
@@ -44,6 +39,7 @@ def snapshot(
     estimator: Estimator,
     counters: Counters,
     *,
+    slices_launched: int,
     in_flight: int,
     admitted: int,
 ) -> DeviceStatistics:
@@ -54,7 +50,7 @@ def snapshot(
         queued=admitted - ledger.frames_held,
         started=ledger.frames_held,
         in_flight_slices=in_flight,
-        slices_launched=counters.slices_launched,
+        slices_launched=slices_launched,
         groups_launched=counters.groups_launched,
         preemptions=counters.preemptions,
         deadline_missed=counters.deadline_missed,

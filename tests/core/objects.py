@@ -51,8 +51,7 @@ def make_cursor(
         arrived_ns=0,
         deadline_ns=deadline_ns,
     )
-    cursor.model, cursor.group_count = model, model.group_count
-    cursor.table = model.estimates.table((1,))
+    cursor.admit(model, model.estimates.table((1,)))
     cursor.predicted_ns = cursor.table.run_ns
     cursor.remaining_ns = cursor.predicted_ns if remaining_ns is None else remaining_ns
     return cursor

@@ -11,9 +11,9 @@ def test_one_that_never_ran_was_queued_to_its_end() -> None:
 def test_device_time_and_standing_still() -> None:
     cursor = make_cursor(1, make_model(10, 10, 10))
     cursor.in_flight = 3
-    cursor.slice_passed(1, 100, 12, is_resumption=False)
-    cursor.slice_passed(2, 150, 10, is_resumption=False)  # late, but not preempted
-    cursor.slice_passed(3, 200, 10, is_resumption=True)
+    cursor.slice_passed(1, 100, 12, False)
+    cursor.slice_passed(2, 150, 10, False)  # late, but not preempted
+    cursor.slice_passed(3, 200, 10, True)
     report = cursor.report(1_000)
     assert (report.queue_ns, report.compute_ns) == (100, 32)
     assert report.preemption_wait_ns == 40
@@ -23,7 +23,7 @@ def test_device_time_and_standing_still() -> None:
 def test_one_that_ends_while_preempted_stood_still_until_then() -> None:
     cursor = make_cursor(1, make_model(10, 10))
     cursor.frame, cursor.is_queued, cursor.in_flight = 0, True, 1
-    cursor.slice_passed(1, 100, 10, is_resumption=False)
+    cursor.slice_passed(1, 100, 10, False)
     assert cursor.preempt()
     report = cursor.report(300)
     assert (report.preemptions, report.preemption_wait_ns) == (1, 190)

@@ -38,7 +38,6 @@ def test_no_memory() -> None:
 def test_a_started_cursor_needs_nothing() -> None:
     ledger = Ledger(0, 1, 0)
     cursor = make_cursor(1)
-    assert cursor.model is not None
     cursor.frame = ledger.take_frame(cursor.model)
     assert eligibility.why_not_started(cursor, ledger) is None
 

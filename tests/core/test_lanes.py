@@ -47,7 +47,7 @@ def test_the_high_lane_decides_first() -> None:
 def test_lanes_that_stay_keep_their_queues() -> None:
     lanes = lanes_of(COMPUTE)
     compute = lanes.in_order[0]
-    compute.add(make_cursor(1))
+    compute.run_queue.add(make_cursor(1))
     lanes.change(0, (COMPUTE, HIGH))
     assert lanes.compute is compute
     assert compute.run_queue.live == 1
@@ -90,15 +90,3 @@ def test_was_another_lane_active(other: tuple[int, int | None] | None, expected:
     asked = fly(lanes.compute.launch_queue, make_cursor(2), 10, 50)
     lanes.compute.launch_queue.passed(asked, 50, 10, 60)
     assert lanes.overlapped(asked, 50) == expected
-
-
-def test_the_realtime_backlog_follows_its_cursors() -> None:
-    (lane,) = lanes_of(COMPUTE).in_order
-    first, second = (make_cursor(n, None, REALTIME, deadline_ns=100 * n) for n in (1, 2))
-    lane.add(first)
-    lane.add(second)
-    lane.add(make_cursor(3))
-    assert lane.realtime.work_before_ns(200) == 2_000
-    lane.drop(first)
-    lane.drop(first)
-    assert lane.realtime.work_before_ns(200) == 1_000

@@ -67,17 +67,27 @@ def test_a_clock_that_seems_to_run_backwards_is_no_sample_below_zero() -> None:
     assert queue.round_trip_ns == 0
 
 
-def test_sums_by_class_and_unknown_follow_the_flights() -> None:
+def test_sums_by_class_follow_the_flights() -> None:
     queue = LaunchQueue(COMPUTE, 8, 0)
     low, high = make_cursor(1, None, BEST_EFFORT), make_cursor(2, None, REALTIME)
-    flights = [fly(queue, low, 10), fly(queue, high, 0), fly(queue, low, 5)]
-    assert (queue.predicted_ns, queue.unknown) == ([15, 0, 0], 1)
+    flights = [fly(queue, low, 10), fly(queue, high, 3), fly(queue, low, 5)]
+    assert queue.predicted_ns == [15, 0, 3]
     queue.passed(flights[0], 0, 12, 12)
-    assert (queue.predicted_ns, queue.unknown) == ([5, 0, 0], 1)
+    assert queue.predicted_ns == [5, 0, 3]
     queue.failed(flights[1], 20)
-    assert (queue.predicted_ns, queue.unknown, len(queue.flights)) == ([5, 0, 0], 0, 1)
+    assert (queue.predicted_ns, len(queue.flights)) == ([5, 0, 0], 1)
     queue.clear()
-    assert (queue.predicted_ns, queue.unknown, len(queue.flights)) == ([0, 0, 0], 0, 0)
+    assert (queue.predicted_ns, len(queue.flights)) == ([0, 0, 0], 0)
+
+
+def test_work_without_a_prediction_is_known_by_its_head() -> None:
+    queue = LaunchQueue(COMPUTE, 8, 0)
+    assert not queue.has_unknown
+    flight = fly(queue, make_cursor(1), 0)
+    assert queue.has_unknown
+    queue.passed(flight, 0, 12, 12)
+    fly(queue, make_cursor(1), 1)
+    assert not queue.has_unknown
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,10 @@ class Player:
         if cursor is None:
             return None
         if not cursor.is_started:
-            assert cursor.model is not None
             cursor.frame = self.ledger.take_frame(cursor.model)
             self.queue.start(cursor)
         cursor.next_group = min(cursor.group_count, cursor.next_group + groups)
-        self.queue.launched(cursor, predicted_ns, 0)
+        self.queue.launched(cursor, predicted_ns)
         return cursor.arrival
 
     def order(self, groups: int = 1_000) -> list[int]:
@@ -231,7 +230,7 @@ def test_backlog_is_the_unlaunched_work_by_class() -> None:
     player.add(cursor, make_cursor(2, model, STANDARD, remaining_ns=7))
     assert player.queue.backlog_ns == [100, 7, 0]
     cursor.next_group = 1
-    player.queue.launched(cursor, 50, 50)
+    player.queue.launched(cursor, 50)
     assert player.queue.backlog_ns == [50, 7, 0]
     player.queue.drop(cursor)
     assert player.queue.backlog_ns == [0, 7, 0]
@@ -266,7 +265,6 @@ def test_it_selects_like_a_sorted_list(seed: int) -> None:
             cursor = alive.pop(rng.randrange(len(alive)))
             player.queue.drop(cursor)
             if cursor.is_started:
-                assert cursor.model is not None
                 player.ledger.return_frame(cursor.model, cursor.frame)
         expected = reference_next(alive, player.ledger.has_frame(REALTIME))
         selected = player.queue.select(player.ledger)
@@ -276,7 +274,21 @@ def test_it_selects_like_a_sorted_list(seed: int) -> None:
         compared += 1
         player.move(1)
         if not selected.is_queued:
-            assert selected.model is not None
             alive.remove(selected)
             player.ledger.return_frame(selected.model, selected.frame)
     assert compared > 300
+
+
+def test_the_realtime_backlog_follows_its_cursors() -> None:
+    player, model = Player(), make_model(500, 500)
+    first, second = (make_cursor(n, model, REALTIME, deadline_ns=100 * n) for n in (1, 2))
+    player.add(first, second, make_cursor(3, model))
+    before = player.queue.realtime.work_before_ns
+    assert (before(100), before(200)) == (1_000, 2_000)
+    assert player.move(1) == 1
+    assert (before(100), before(200)) == (500, 1_500)
+    assert player.move(1) == 1
+    assert (before(100), before(200)) == (0, 1_000)
+    player.queue.drop(second)
+    player.queue.drop(second)
+    assert len(player.queue.realtime) == 0

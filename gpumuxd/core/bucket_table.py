@@ -159,14 +159,17 @@ class BucketTable:
         for column, scale in enumerate(self._column_scale):
             if scale != ONE:
                 self._materialise(column, keep=(0, 0))
-        base = self._base_prefix
-        second_largest = [sorted(ratios)[-2] for ratios in zip(*self._columns, strict=True)]
-        group_ns = [
-            (end - start) * ratio >> SHIFT or 1
-            for start, end, ratio in zip(base, base[1:], second_largest, strict=False)
-        ]
+        group_ns: list[int] = []
+        start_ns, previous, ratio = 0, None, ONE
+        for end_ns, ratios in zip(
+            self._base_prefix[1:], zip(*self._columns, strict=True), strict=True
+        ):
+            if ratios != previous:  # groups that were always in one slice have the same ratios
+                previous, ratio = ratios, sorted(ratios)[-2]
+            group_ns.append((end_ns - start_ns) * ratio >> SHIFT or 1)
+            start_ns = end_ns
         runs = sorted(self._runs)
         self.prefix = [0, *accumulate(group_ns)]
         self.longest_group_ns = max(group_ns)
-        self.run_ns = max(1, (base[-1] * runs[-2]) >> SHIFT)
+        self.run_ns = max(1, (self._base_prefix[-1] * runs[-2]) >> SHIFT)
         self.typical = max(1, runs[RUNS // 2])

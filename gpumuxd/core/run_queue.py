@@ -24,7 +24,7 @@ and that entry's key is never later than the flow's true one. So a charge needs 
 is found too early when it comes to the top, and corrected there.
 """
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.deadline_backlog import DeadlineBacklog
@@ -87,10 +87,10 @@ def _living_head(heap: list[_Item]) -> _Item | None:
 class ClassQueue:
     """One priority class: flows in order of their tags."""
 
-    __slots__ = ("_dead", "_flows", "_heaps", "_is_fair", "_serial", "_uses_deadlines", "live", "v")
+    __slots__ = ("_dead", "_flows", "_heaps", "_serial", "_uses_deadlines", "is_fair", "live", "v")
 
     def __init__(self, *, is_fair: bool, uses_deadlines: bool) -> None:
-        self._is_fair = is_fair
+        self.is_fair = is_fair
         self._uses_deadlines = uses_deadlines
         self._flows: dict[str, Flow] = {}
         self._heaps: tuple[list[_Entry], list[_Entry]] = ([], [])  # waiting, started
@@ -102,7 +102,7 @@ class ClassQueue:
     def add(self, cursor: Cursor) -> None:
         """Take in a cursor; one that is started already moved here from another lane."""
         flow = self._flow(cursor)
-        if self._is_fair and flow.is_idle():
+        if self.is_fair and flow.is_idle():
             flow.tag = max(flow.tag, self.v)
         self.live += 1
         deadline_ns = cursor.deadline_ns if self._uses_deadlines else 0
@@ -139,15 +139,15 @@ class ClassQueue:
 
     def serve(self, cursor: Cursor, device_ns: int) -> None:
         """A slice of it goes now: its flow's tag is the class's time, and the slice is charged."""
-        if self._is_fair:
-            flow = self._flows[cursor.tenant.name]
-            if flow.tag > self.v:
-                self.v = flow.tag
-            flow.tag += device_ns * TAG_SCALE // cursor.tenant.weight
+        tenant = cursor.tenant
+        flow = self._flows[tenant.name]
+        if flow.tag > self.v:
+            self.v = flow.tag
+        flow.tag += device_ns * TAG_SCALE // tenant.weight
 
     def correct(self, cursor: Cursor, device_ns: int) -> None:
         """A slice took this much more than it was charged; negative: less."""
-        if not self._is_fair or device_ns == 0:
+        if not self.is_fair or device_ns == 0:
             return
         flow = self._flow(cursor)  # a new one if the lanes changed since
         flow.tag += device_ns * TAG_SCALE // cursor.tenant.weight
@@ -158,11 +158,12 @@ class ClassQueue:
 
     def peek(self, may_start: bool, ledger: Ledger) -> Cursor | None:
         """The next eligible cursor. Marks models whose frame does not fit as blocked."""
-        started = self._top(True) if self._heaps[True] else None
+        waiting_heap, started_heap = self._heaps
+        started = self._top(True) if started_heap else None
         if not may_start:
             return started[5] if started is not None else None
         while True:
-            waiting = self._top(False) if self._heaps[False] else None
+            waiting = self._top(False) if waiting_heap else None
             if waiting is None or (started is not None and started < waiting):
                 return started[5] if started is not None else None
             model = waiting[5].model
@@ -176,7 +177,7 @@ class ClassQueue:
             self._refresh(flow, False)
 
     def _flow(self, cursor: Cursor) -> Flow:
-        name = cursor.tenant.name if self._is_fair else ""
+        name = cursor.tenant.name if self.is_fair else ""
         flow = self._flows.get(name)
         if flow is None:
             flow = self._flows[name] = Flow()
@@ -187,14 +188,19 @@ class ClassQueue:
         heap = self._heaps[want_started]
         while heap:
             entry = heap[0]
-            tag, _, _, _, flow, cursor = entry
+            tag, deadline_ns, arrival, _, flow, cursor = entry
             if entry is not flow.current[want_started]:
                 heappop(heap)
-            elif tag == flow.tag and cursor.is_queued and (want_started or _may_start(cursor)):
-                return entry
-            else:
+            elif not cursor.is_queued or not (want_started or _may_start(cursor)):
                 heappop(heap)
                 self._refresh(flow, want_started)
+            elif tag != flow.tag:  # the same head, charged since
+                self._serial = serial = self._serial + 1
+                entry = (flow.tag, deadline_ns, arrival, serial, flow, cursor)
+                flow.current[want_started] = entry
+                heapreplace(heap, entry)
+            else:
+                return entry
         return None
 
     def _refresh(self, flow: Flow, want_started: bool) -> None:
@@ -265,7 +271,9 @@ class RunQueue:
     def launched(self, cursor: Cursor, predicted_ns: int) -> None:
         """A slice of it was launched; `cursor.next_group` has moved."""
         rank = cursor.rank
-        self._classes[rank].serve(cursor, predicted_ns)
+        queue = self._classes[rank]
+        if queue.is_fair:
+            queue.serve(cursor, predicted_ns)
         if cursor.next_group == cursor.group_count:
             self.drop(cursor)
             return

@@ -98,40 +98,44 @@ def choose(
     flights = queue.flights
     if not prefix:
         return _UNKNOWN_ESTIMATE if flights else (next_group + 1, 0)
-    if flights and queue.has_unknown:
+    if flights and flights[0].slice.predicted_ns == 0:  # as `has_unknown`
         return _UNKNOWN_ESTIMATE
     is_profile = cursor.kind is _PROFILE
     if settings.slicing is _WHOLE_RUNS and not is_profile:
         return cursor.group_count, prefix[-1] - prefix[next_group]
 
-    rank = cursor.rank
+    rank, in_flight_ns = cursor.rank, queue.predicted_ns
     tightest_ns = bounds.tightest_from[rank]
-    if tightest_ns != UNBOUNDED:
-        room_ns = _room_ns(rank, queue.predicted_ns, bounds.by_class) if flights else tightest_ns
-    else:
+    if tightest_ns == UNBOUNDED:
         tightest_ns = settings.slice_ns_max * queue.window
-        room_ns = tightest_ns - sum(queue.predicted_ns)
-    target_ns = min(settings.slice_ns_max, tightest_ns // queue.window, room_ns)
-    start_ns = prefix[next_group]
-    end = next_group + 1
+        room_ns = tightest_ns - sum(in_flight_ns)
+    else:
+        room_ns = _room_ns(rank, in_flight_ns, bounds.by_class) if flights else tightest_ns
+    target_ns = tightest_ns // queue.window
+    if target_ns > room_ns:
+        target_ns = room_ns
+    if target_ns > settings.slice_ns_max:
+        target_ns = settings.slice_ns_max
+    start_ns, end = prefix[next_group], next_group + 1
     if not is_profile and prefix[end] - start_ns < target_ns:
         end = bisect_right(prefix, start_ns + target_ns, end) - 1
     predicted_ns = prefix[end] - start_ns
-    if predicted_ns > room_ns and not _is_alone(predicted_ns, rank, queue.predicted_ns, bounds):
+    if predicted_ns > room_ns and not _is_alone(predicted_ns, rank, in_flight_ns, bounds):
         return _OVER_BOUND
     return end, predicted_ns
 
 
 def _room_ns(rank: int, in_flight_ns: list[int], bounds_ns: list[int]) -> int:
     """What may be added without passing the bound of any class from `rank` up."""
-    low_ns, middle_ns, high_ns = in_flight_ns
-    total_ns = low_ns + middle_ns
-    room_ns = bounds_ns[2] - total_ns - high_ns
-    if rank < 2:
-        room_ns = min(room_ns, bounds_ns[1] - total_ns)
-        if rank < 1:
-            room_ns = min(room_ns, bounds_ns[0] - low_ns)
-    return room_ns
+    covered_ns = in_flight_ns[0]
+    room_ns = UNBOUNDED
+    if rank < 1:
+        room_ns = bounds_ns[0] - covered_ns
+    covered_ns += in_flight_ns[1]
+    if rank < 2 and bounds_ns[1] - covered_ns < room_ns:
+        room_ns = bounds_ns[1] - covered_ns
+    covered_ns += in_flight_ns[2]
+    return min(room_ns, bounds_ns[2] - covered_ns)
 
 
 def _is_alone(predicted_ns: int, rank: int, in_flight_ns: list[int], bounds: Bounds) -> bool:

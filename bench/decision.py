@@ -2,8 +2,9 @@
 
 One decision is what stands between a sync point and the next launch: `handle(SyncPointReached)`
 and the `poll` that launches. The device is imagined: it passes slices in order and takes as long
-as the profile says, give or take a tenth, so nothing but the scheduler is measured. Queues are kept at their length: for each
-finished request another arrives, outside of the measurement; that arrival has figures of its own.
+as the profile says, give or take a tenth, so only the scheduler is measured. Queues are kept at
+their length: for each finished request another arrives, outside of the measurement; arrivals have
+figures of their own.
 
 Requests come from four tenants in three classes, on three models of 64 kernel groups of 60 us,
 REALTIME ones with deadlines far enough that none is refused.

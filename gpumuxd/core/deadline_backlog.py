@@ -5,7 +5,7 @@ and would some cursor behind it be late? It must not know classes, lanes or cloc
 
 A list of blocks of at most BLOCK_MAX cursors. A block keeps the sum of its work and its *laxity*:
 the smallest `deadline - work up to and including it` of its cursors. A query walks the blocks and
-looks into one: O(n / BLOCK_MAX + BLOCK_MAX), 0.02 ms at 10,000 cursors (bench/decision.py). A
+looks into one: O(n / BLOCK_MAX + BLOCK_MAX), some 0.1 ms at 10,000 cursors (bench/decision.py). A
 balanced tree would be O(log n), and slower in Python at every size that a device's queue has.
 
 `touch` marks a block whose cursors' remaining work changed; its sums are computed when somebody

@@ -147,14 +147,14 @@ class ClassQueue:
 
     def correct(self, cursor: Cursor, device_ns: int) -> None:
         """A slice took this much more than it was charged; negative: less."""
-        if not self.is_fair or device_ns == 0:
-            return
         flow = self._flow(cursor)  # a new one if the lanes changed since
-        flow.tag += device_ns * TAG_SCALE // cursor.tenant.weight
-        for want_started in (False, True):
-            entry = flow.current[want_started]
-            if entry is not None and entry[0] > flow.tag:
-                self._refresh(flow, want_started)
+        flow.tag = tag = flow.tag + device_ns * TAG_SCALE // cursor.tenant.weight
+        if device_ns < 0:  # entries must not be later than the truth
+            waiting, started = flow.current
+            if waiting is not None and waiting[0] > tag:
+                self._refresh(flow, False)
+            if started is not None and started[0] > tag:
+                self._refresh(flow, True)
 
     def peek(self, may_start: bool, ledger: Ledger) -> Cursor | None:
         """The next eligible cursor. Marks models whose frame does not fit as blocked."""
@@ -296,7 +296,9 @@ class RunQueue:
 
     def correct(self, cursor: Cursor, device_ns: int) -> None:
         """A slice took this much more than was charged; negative: less."""
-        self._classes[cursor.rank].correct(cursor, device_ns)
+        queue = self._classes[cursor.rank]
+        if queue.is_fair:
+            queue.correct(cursor, device_ns)
 
     def select(self, ledger: Ledger) -> Cursor | None:
         """Who is next among the eligible. None: nobody, though some may wait for a frame."""

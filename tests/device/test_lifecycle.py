@@ -58,7 +58,7 @@ def test_started_says_what_the_device_is_and_stop_ends_an_idle_child() -> None:
         ]
 
 
-@pytest.mark.parametrize("how", ["Stop", "SIGTERM", "SIGTERM twice"])
+@pytest.mark.parametrize("how", ["Stop", "SIGTERM twice"])
 def test_stopping_finishes_what_was_admitted_and_takes_nothing_new(
     slow: LoadedArtifact, mlp: LoadedArtifact, how: str
 ) -> None:
@@ -75,7 +75,7 @@ def test_stopping_finishes_what_was_admitted_and_takes_nothing_new(
         else:
             child.signal(signal.SIGTERM)
         child.expect(Finished)  # at least now the signal was seen
-        if how == "SIGTERM twice":
+        if how == "SIGTERM twice":  # a second one is no reason to hurry: the parent can kill
             child.signal(signal.SIGTERM)
         late = child.submit("slow/1", {"x": torch.randn(2, 256, 512)})
         child.send_load(mlp, "mlp/1")

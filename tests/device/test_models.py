@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -25,11 +25,19 @@ from gpumuxd.wire.process import sealed_memfd
 from tests.device.conftest import Mlp, make
 from tests.device.support import SETTINGS, DeviceChild, LoadedArtifact
 
+MODEL_BYTES_MAX = 64 * MIB
+
 
 @pytest.fixture(scope="module")
-def own(mlp: LoadedArtifact) -> Iterator[DeviceChild]:
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceChild]:
     """A child of this module, with no model between tests."""
-    with DeviceChild() as child:
+    limit = SETTINGS.arena_bytes + MODEL_BYTES_MAX
+    settings = replace(
+        SETTINGS,
+        profile_cache_dir=str(tmp_path_factory.mktemp("cache") / "profiles"),
+        scheduler=replace(SETTINGS.scheduler, memory_bytes_max=limit),
+    )
+    with DeviceChild(settings) as child:
         child.wait_started()
         yield child
         assert child.stop()[0] == 0
@@ -51,7 +59,6 @@ def test_a_loaded_model_tells_what_was_measured(own: DeviceChild, slow: LoadedAr
     assert loaded.group_count > 4, "nodes of milliseconds are groups by themselves"
     assert loaded.weights_bytes >= 512 * 512 * 4
     assert loaded.frame_bytes >= 2 * 256 * 512 * 4, "a frame holds one activation at least"
-    assert not loaded.profile_was_cached
     own.unload("slow/1")
     own.expect(ModelReleased)
 
@@ -62,18 +69,19 @@ def test_small_nodes_are_merged_into_one_group(own: DeviceChild, mlp: LoadedArti
     own.expect(ModelReleased)
 
 
-def test_a_profile_is_measured_once(mlp: LoadedArtifact, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, profile_cache_dir=str(tmp_path / "profiles"))
-    with DeviceChild(settings) as child:
-        child.wait_started()
-        first = child.load(mlp, "mlp/1")
-        second = child.load(mlp, "mlp/2")
-        assert [first.profile_was_cached, second.profile_was_cached] == [False, True]
-        assert second.run_ns == first.run_ns
-        assert second.group_count == first.group_count
-        x = torch.randn(2, 32)
-        assert torch.equal(child.infer("mlp/1", {"x": x})[0], child.infer("mlp/2", {"x": x})[0])
-        assert child.stop()[0] == 0
+def test_a_profile_is_measured_once_for_each_artifact(
+    own: DeviceChild, mlp: LoadedArtifact
+) -> None:
+    artifact = replace(mlp, hash="as if it were another file")
+    first = own.load(artifact, "mlp/1")
+    second = own.load(artifact, "mlp/2")
+    assert [first.profile_was_cached, second.profile_was_cached] == [False, True]
+    assert second == msgspec.structs.replace(first, model="mlp/2", profile_was_cached=True)
+    x = torch.randn(2, 32)
+    assert torch.equal(own.infer("mlp/1", {"x": x})[0], own.infer("mlp/2", {"x": x})[0])
+    for key in ("mlp/1", "mlp/2"):
+        own.unload(key)
+        own.expect(ModelReleased)
 
 
 def test_unload_finishes_what_was_admitted_and_lets_go_of_the_weights(
@@ -160,16 +168,14 @@ def test_a_load_without_its_two_descriptors_fails(own: DeviceChild, mlp: LoadedA
 
 
 def test_weights_beyond_the_devices_memory_are_refused_with_the_numbers(
-    slow: LoadedArtifact, mlp: LoadedArtifact
+    own: DeviceChild, mlp: LoadedArtifact
 ) -> None:
-    limit = SETTINGS.arena_bytes + 512 * 1024
-    scheduler = replace(SETTINGS.scheduler, memory_bytes_max=limit)
-    with DeviceChild(replace(SETTINGS, scheduler=scheduler)) as child:
-        child.wait_started()
-        child.send_load(slow, "slow/1")
-        assert "524288" in child.expect(ModelFailed).reason
-        child.load(mlp, "mlp/1")
-        assert child.stop()[0] == 0
+    weights_fd = sealed_memfd("large", lambda file: file.truncate(2 * MODEL_BYTES_MAX))
+    send_load(own, "large/1", mlp.plan_fd, weights_fd)
+    reason = own.expect(ModelFailed).reason
+    assert f"weights of {2 * MODEL_BYTES_MAX} bytes do not fit" in reason
+    assert f"of {MODEL_BYTES_MAX} bytes in use" in reason
+    os.close(weights_fd)
 
 
 def test_unloading_during_a_load_cancels_it(

@@ -95,7 +95,8 @@ class Parent:
 
     async def ask(self, frame: Frame, answer: type[Frame], fds: Sequence[int] = ()) -> Frame:
         """Send one frame and wait for the answer of this kind."""
-        future = self._waiting[answer] = self._loop.create_future()
+        future: asyncio.Future[Frame] = self._loop.create_future()
+        self._waiting[answer] = future
         self._channel.send(frame, fds)
         async with asyncio.timeout(ANSWER_S):
             return await future

@@ -419,7 +419,8 @@ class DeviceScheduler:
         run_queue, queue = lane.run_queue, lane.launch_queue
         cursor = run_queue.select(self._ledger)
         if cursor is None:
-            return Blocked.NO_FRAME
+            has_blocked = any(model.is_blocked for model in self._models.values())
+            return Blocked.NO_MEMORY if has_blocked else Blocked.NO_FRAME
         choice = slicing.choose(cursor, queue, self._bounds, self._settings)
         if isinstance(choice, Blocked):
             return choice

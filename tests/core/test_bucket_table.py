@@ -137,14 +137,15 @@ def test_rescaling_corrects_old_samples_and_leaves_new_ones() -> None:
 
 
 def test_a_sample_after_a_rescale_is_not_scaled_again() -> None:
-    table = table_of(1_000)
-    column = table.new_column(5)
+    """Two runs were under way: their samples from before are corrected, later ones are not."""
+    table = table_of(1_000, 1_000)
+    columns = [table.new_column(5) for _ in range(2)]
     table.rescale(2 * ONE, since_sample_no=9)
-    table.record_slice(column, 0, 1, 2_000)  # the run that was under way
-    table.record_run(2_000, 9)
-    for _ in range(COLUMNS):
-        run(table, (0, 1, 2_000), sample_no=10)
-    assert groups(table) == [2_000]
+    for column in columns:
+        table.record_slice(column, 0, 1, 2_000)
+    for _ in range(RUNS_PER_FOLD):
+        table.record_run(4_000, 9)
+    assert groups(table) == [2_000, 2_000]
 
 
 def test_rescaling_the_unknown_does_nothing() -> None:

@@ -466,6 +466,19 @@ def test_memory_for_frames_is_waited_for_and_a_smaller_frame_passes() -> None:
     talk.run([(0, request(n, model)) for n, model in enumerate(("big", "big", "small"))])
     starts = [member for member, first, _ in talk.order if first == 0]
     assert starts == [0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("frames_max", "bytes_max", "reason"), [(1, MIB, "no_frame"), (8, MIB, "no_memory")]
+)
+def test_what_keeps_waiting_cursors_from_starting_is_counted(
+    frames_max: int, bytes_max: int, reason: str
+) -> None:
+    model = ready("m", MS, frame_bytes=MIB)
+    talk = Conversation(model, frames_max=frames_max, memory_bytes_max=bytes_max)
+    talk.say(request(1, "m"), request(2, "m"))
+    counts = dict(talk.scheduler.statistics().blocked)
+    assert [name for name, count in counts.items() if count] == [reason]
     assert talk.scheduler.statistics().memory_bytes == 2 * MIB
 
 
@@ -573,6 +586,15 @@ def test_the_bound_follows_the_laxity_of_loaded_models() -> None:
     talk.say(ModelDraining("tight"))
     talk.say()
     assert talk.scheduler.statistics().bound_ns == 2 * MS
+
+
+def test_the_bound_follows_the_measured_runs() -> None:
+    talk = Conversation(ready("m", MS, slo_ns=3 * MS), duration_ns=lambda work: 5 * MS // 2)
+    assert talk.scheduler.statistics().bound_ns == 2 * MS
+    for number in range(8):
+        talk.run([(talk.now_ns, request(number, "m"))])
+    talk.say()
+    assert talk.scheduler.statistics().bound_ns == MS // 2
 
 
 def test_a_request_above_its_models_ceiling_raises_it() -> None:

@@ -64,6 +64,7 @@ def choose(
         ([NONE, 100, NONE], [(REALTIME, 500)], BEST_EFFORT, TENS, 0, (5, 50)),
         ([NONE, 100, NONE], [(STANDARD, 80)], BEST_EFFORT, TENS, 0, (2, 20)),
         ([100, NONE, NONE], [(STANDARD, 500)], BEST_EFFORT, TENS, 0, (5, 50)),
+        ([100, NONE, NONE], [(BEST_EFFORT, 80)], BEST_EFFORT, TENS, 0, (2, 20)),
         ([NONE, NONE, 100], [(BEST_EFFORT, 80)], REALTIME, TENS, 0, (2, 20)),
         # the tightest of those that could be ordered ahead counts, and each for itself
         ([100, 40, 80], [], BEST_EFFORT, TENS, 0, (2, 20)),

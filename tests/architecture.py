@@ -99,8 +99,8 @@ SYNONYMS = {
 }
 """Words that ARCHITECTURE.md's glossary replaces, those of them that mean nothing else here."""
 
-FOREIGN_LAYERS = frozenset({"models", "wire", "executors"})
-"""Layers that speak the language of a file format, of the kernel, or of a device's queue."""
+FOREIGN_LAYERS = frozenset({"models", "wire"})
+"""Layers that speak the language of a file format (`user_input`) or of the kernel."""
 
 FOREIGN_NAMES = ("timer_slack",)
 """Names that others gave: this one is the kernel's."""

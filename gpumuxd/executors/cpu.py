@@ -82,7 +82,7 @@ class _Cursor:
         self.in_flight = 0
 
 
-_Job = tuple[int, _Cursor, int, int]  # slice id, cursor, first group, end group
+_Enqueued = tuple[int, _Cursor, int, int]  # slice id, cursor, first group, end group
 
 
 class CpuExecutor:
@@ -108,7 +108,7 @@ class CpuExecutor:
         self._bindings: dict[int, _Binding] = {}
         self._cursors: dict[int, _Cursor] = {}
         self._in_flight: dict[int, _Cursor] = {}
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._lane_queue: SimpleQueue[_Enqueued | None] = SimpleQueue()
         self._done: deque[Completion] = deque()
         # One descriptor for completions and for `wake`: both only mean "look".
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -164,7 +164,7 @@ class CpuExecutor:
         self._in_flight[work.slice_id] = cursor
         if self._launch_cost_ns:
             _spend(self._launch_cost_ns)
-        self._jobs.put((work.slice_id, cursor, work.first_group, work.end_group))
+        self._lane_queue.put((work.slice_id, cursor, work.first_group, work.end_group))
 
     def retire(self, cursor_id: int) -> None:
         cursor = self._cursors.get(cursor_id)
@@ -192,7 +192,7 @@ class CpuExecutor:
         if self._closed:
             return
         self._closed = True
-        self._jobs.put(None)
+        self._lane_queue.put(None)
         self._thread.join()
         self._cursors.clear()
         self._bindings.clear()
@@ -203,10 +203,10 @@ class CpuExecutor:
         """The device thread: one slice after the other until `close`."""
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
-            while (job := self._jobs.get()) is not None:
-                self._done.append(_run(*job))
-                # The last reference to a cursor must not linger here until the next job comes.
-                del job
+            while (enqueued := self._lane_queue.get()) is not None:
+                self._done.append(_run(*enqueued))
+                # The last reference to a cursor must not linger here until the next slice comes.
+                del enqueued
                 os.eventfd_write(self._bell, 1)
 
 

@@ -19,7 +19,7 @@ import enum
 from collections.abc import Callable, Collection, Sequence
 
 from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
-from gpumuxd.events import Event, SliceFailed, SyncPointReached
+from gpumuxd.events import Event, SliceFailed, SyncPointReached, TenantChanged
 from gpumuxd.settings import SchedulerSettings
 from gpumuxd.testing.fates import why_wrong_fate, why_wrong_report
 from gpumuxd.testing.launch_checks import LaunchCheck, StatisticsSeen
@@ -89,8 +89,8 @@ class Checkers:
             if problem is not None:
                 self.violate(Invariant.BLOCKING, problem)
             return
-        if isinstance(event, SliceFailed):
-            self._fairness.see_failed(self.world.slices[event.slice_id])
+        if isinstance(event, SliceFailed | TenantChanged):
+            self._fairness.begin_anew()
         self.world.see(event, now_ns)
 
     def see_commands(self, commands: Sequence[Command], now_ns: int) -> None:
@@ -164,7 +164,7 @@ class Checkers:
             if problem is not None:
                 self.violate(invariant, f"launches {work}: {problem}")
         if all(member in world.requests for member in work.members) and work.lane in world.lanes:
-            world.launch(command, bounds_ns)
+            world.launch(command, bounds_ns, now_ns)
             self._fairness.see_launched(world.slices[work.slice_id])
 
     def _see_finish(self, command: Finish, now_ns: int) -> None:
@@ -176,7 +176,7 @@ class Checkers:
             )
             return
         problem = why_wrong_fate(self.world, request, command.outcome, now_ns)
-        problem = problem or why_wrong_report(request, command)
+        problem = problem or why_wrong_report(self.world, request, command)
         if problem is not None:
             self.violate(Invariant.ONE_FINISH, f"{command}: {problem}")
         self.world.finish(command)

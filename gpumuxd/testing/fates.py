@@ -5,7 +5,8 @@ Pure questions about what was seen, half of invariant 6: exactly one `Finish`, a
 
 from gpumuxd.commands import Finish
 from gpumuxd.domain import CursorKind, Outcome, OutcomeKind
-from gpumuxd.testing.world import NEVER_NS, SeenCursor, SeenRequest, World
+from gpumuxd.testing.seen import NEVER_NS, SeenCursor, SeenRequest
+from gpumuxd.testing.world import World
 
 _REFUSALS = frozenset(
     {
@@ -71,7 +72,7 @@ def _weights_bytes(world: World) -> int:
     return sum(model.ready.weights_bytes for model in world.models.values())
 
 
-def why_wrong_report(request: SeenRequest, finish: Finish) -> str | None:
+def why_wrong_report(world: World, request: SeenRequest, finish: Finish) -> str | None:
     """What the report gets wrong about device time and waiting, None if nothing."""
     report = finish.report
     cursor = request.cursor
@@ -84,6 +85,12 @@ def why_wrong_report(request: SeenRequest, finish: Finish) -> str | None:
             return f"its first slice started after {queue_ns} ns"
     if min(report.queue_ns, report.preemptions, report.preemption_wait_ns) < 0:
         return "its report has a negative figure"
-    if report.preemption_wait_ns and not report.preemptions:
-        return "it waited for preemptions that there were not"
+    if cursor is None or len(world.lanes) > 1:  # lanes beside each other hold each other up too
+        return None
+    if report.preemptions != cursor.preemptions:
+        return f"it was preempted {cursor.preemptions} times"
+    is_over = cursor.is_complete and not cursor.is_interrupted
+    waited_ns = cursor.preemption_wait_ns
+    if report.preemption_wait_ns < waited_ns or (is_over and report.preemption_wait_ns > waited_ns):
+        return f"it stood still for {waited_ns} ns"
     return None

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from gpumuxd.domain import CursorKind, PriorityClass, Slice
 from gpumuxd.settings import Order, Slicing
-from gpumuxd.testing.world import Bounds, World
+from gpumuxd.testing.seen import Bounds
+from gpumuxd.testing.world import World
 
 _NO_BOUNDS: Bounds = (None,) * len(PriorityClass)
 

@@ -14,7 +14,8 @@ from itertools import combinations
 from gpumuxd.domain import Lane, PriorityClass, Slice
 from gpumuxd.events import SyncPointReached
 from gpumuxd.settings import Order, Slicing
-from gpumuxd.testing.world import SeenRequest, SeenSlice, World
+from gpumuxd.testing.seen import SeenRequest, SeenSlice
+from gpumuxd.testing.world import World
 
 _PASSED_KEPT = 256
 
@@ -203,8 +204,8 @@ class Fairness:
         if work.end_group - work.first_group == 1:
             share.group_ns = max(share.group_ns, device_ns)
 
-    def see_failed(self, seen: SeenSlice) -> None:
-        """Nobody knows what a failed slice took: begin anew."""
+    def begin_anew(self) -> None:
+        """Weights changed, or a slice failed and nobody knows what it took."""
         self._pairs.clear()
 
     def see_poll_done(self, now_ns: int) -> str | None:

@@ -103,6 +103,8 @@ class Workload:
             self._post(storm_ns, self._storm)
         if faults.lost_ns is not None:
             self._post(faults.lost_ns, DeviceLost("a fault of the simulation"))
+        for tenant, change_ns, weight in faults.reweights:
+            self._post(change_ns, TenantChanged(tenant, weight))
         for client in self._clients:
             client.start()
 
@@ -199,19 +201,20 @@ class Workload:
                 key, profile, model.class_max, model.slo_ns, model.weights_bytes, model.frame_bytes
             )
             self._post(now_ns, loaded)
-            for _ in range(model.profile_runs):
+            bucket = next(iter(model.group_ns))
+            kinds = [CursorKind.UPLOAD] * model.uploads + [CursorKind.PROFILE] * model.profile_runs
+            for kind in kinds:
                 self._requests += 1
-                bucket = next(iter(model.group_ns))
-                profiling = RequestArrived(
-                    self._requests,
-                    "",
-                    key,
-                    PriorityClass.BEST_EFFORT,
-                    bucket,
-                    now_ns,
-                    kind=CursorKind.PROFILE,
+                own = RequestArrived(
+                    request_id=self._requests,
+                    tenant="",
+                    model=key,
+                    priority_class=PriorityClass.BEST_EFFORT,
+                    bucket=bucket,
+                    arrived_ns=now_ns,
+                    kind=kind,
                 )
-                self._post(now_ns, profiling)
+                self._post(now_ns, own)
 
         self._post(time_ns, ready)
 

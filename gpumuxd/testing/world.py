@@ -27,125 +27,14 @@ from gpumuxd.events import (
     TenantChanged,
 )
 from gpumuxd.settings import Order, SchedulerSettings
-from gpumuxd.units import NS_PER_S
-
-NEVER_NS = 1 << 62
-
-Bounds = tuple[int | None, ...]
-"""By class, the bound on work in flight that its arrivals could be ordered ahead of."""
-
-
-class SeenModel:
-    """A model from its readiness to its release."""
-
-    __slots__ = ("cursors", "is_draining", "live", "measured", "ready")
-
-    def __init__(self, ready: ModelReady) -> None:
-        self.ready = ready
-        self.is_draining = False
-        self.live = 0
-        self.cursors = 0
-        self.measured = bool(ready.profile.group_ns)
-
-
-class SeenTenant:
-    """A tenant's weight, and its admitted rate as a bucket of tokens worth NS_PER_S each."""
-
-    __slots__ = ("changed", "filled_ns", "level")
-
-    def __init__(self, changed: TenantChanged, now_ns: int) -> None:
-        self.changed = changed
-        self.level = changed.realtime_burst * NS_PER_S
-        self.filled_ns = now_ns
-
-    def take_realtime(self, now_ns: int) -> bool:
-        """Take a token if there is one: is this request within the admitted rate?"""
-        rate = self.changed.realtime_per_s
-        if rate is None:
-            return True
-        full = self.changed.realtime_burst * NS_PER_S
-        self.level = min(full, self.level + (now_ns - self.filled_ns) * rate)
-        self.filled_ns = now_ns
-        if self.level < NS_PER_S:
-            return False
-        self.level -= NS_PER_S
-        return True
-
-
-class SeenCursor:
-    """A cursor from its first slice to its retirement."""
-
-    __slots__ = (
-        "compute_ns",
-        "failed",
-        "first_started_ns",
-        "frame",
-        "in_flight",
-        "last_end_ns",
-        "launched",
-        "model",
-        "passed",
-        "request",
-        "sample",
-    )
-
-    def __init__(self, request: "SeenRequest", model: SeenModel, work: Slice) -> None:
-        self.request = request
-        self.model = model
-        self.sample = work
-        self.frame = work.frame
-        self.launched = 0
-        self.passed = 0
-        self.in_flight = 0
-        self.failed = False
-        self.compute_ns = 0
-        self.first_started_ns = -1
-        self.last_end_ns = 0
-
-    @property
-    def is_complete(self) -> bool:
-        return self.passed == self.model.ready.profile.group_count
-
-
-class SeenRequest:
-    """A request from its arrival to its fate."""
-
-    __slots__ = (
-        "arrival",
-        "arrived",
-        "cancelled",
-        "cursor",
-        "effective_class",
-        "is_admitted",
-        "key",
-        "model",
-        "seen_ns",
-        "was_held_back",
-    )
-
-    def __init__(self, arrived: RequestArrived, arrival: int, now_ns: int) -> None:
-        deadline_ns = NEVER_NS if arrived.deadline_ns is None else arrived.deadline_ns
-        self.arrived = arrived
-        self.arrival = arrival
-        self.key = (deadline_ns, arrival)
-        self.seen_ns = now_ns
-        self.effective_class = arrived.priority_class
-        self.model: SeenModel | None = None
-        self.cursor: SeenCursor | None = None
-        self.is_admitted = False
-        self.cancelled = False
-        self.was_held_back = False  # for want of a frame or of memory
-
-
-class SeenSlice:
-    """A slice in flight, with the bounds in force when it was launched."""
-
-    __slots__ = ("bounds_ns", "cursor", "work")
-
-    def __init__(self, work: Slice, cursor: SeenCursor, bounds_ns: Bounds) -> None:
-        self.work = work
-        self.cursor = cursor
-        self.bounds_ns = bounds_ns
+from gpumuxd.testing.seen import (
+    Bounds,
+    SeenCursor,
+    SeenModel,
+    SeenRequest,
+    SeenSlice,
+    SeenTenant,
+)
 
 
 class World:
@@ -164,6 +53,7 @@ class World:
         self.slices: dict[int, SeenSlice] = {}
         self.slice_id_max = -1
         self.lanes: dict[Lane, deque[SeenSlice]] = {}
+        self.last_cursor: dict[Lane, SeenCursor] = {}
         self.cursor_of_frame: dict[int, int] = {}
         self.memory_bytes = 0
         self.arrivals = 0
@@ -217,6 +107,8 @@ class World:
         seen = self._leave_lane(event.slice_id)
         cursor = seen.cursor
         cursor.passed = seen.work.end_group
+        if seen.is_resumption:
+            cursor.preemption_wait_ns += event.started_ns - cursor.last_end_ns
         cursor.compute_ns += event.device_ns
         cursor.last_end_ns = event.started_ns + event.device_ns
         cursor.model.measured = True
@@ -251,15 +143,17 @@ class World:
         if not request.cancelled:
             self.waiting[request.effective_class][arrived.request_id] = request
 
-    def launch(self, command: Launch, bounds_ns: Bounds) -> None:
+    def launch(self, command: Launch, bounds_ns: Bounds, now_ns: int) -> None:
         """Record a slice in flight; its first one starts a cursor and takes a frame."""
         work = command.slice
         cursor = self.cursors.get(work.cursor_id)
         if cursor is None:
             cursor = self._start(work)
+        self._interrupt(work.lane, cursor, now_ns)
+        seen = SeenSlice(work, cursor, bounds_ns)
+        cursor.is_interrupted = False
         cursor.launched = work.end_group
         cursor.in_flight += 1
-        seen = SeenSlice(work, cursor, bounds_ns)
         self.slices[work.slice_id] = seen
         self.slice_id_max = max(self.slice_id_max, work.slice_id)
         self.lanes[work.lane].append(seen)
@@ -267,6 +161,18 @@ class World:
         self.groups_launched += work.end_group - work.first_group
         if cursor.launched >= cursor.model.ready.profile.group_count:
             self._stop_waiting(cursor.request)
+
+    def _interrupt(self, lane: Lane, cursor: SeenCursor, now_ns: int) -> None:
+        """Whoever was launched last on the lane and could go on is preempted by this one."""
+        last = self.last_cursor.get(lane)
+        self.last_cursor[lane] = cursor
+        if last is None or last is cursor or last.is_interrupted:
+            return
+        request = last.request
+        is_waiting = request.arrived.request_id in self.waiting[request.effective_class]
+        if is_waiting and now_ns < request.key[0]:
+            last.is_interrupted = True
+            last.preemptions += 1
 
     def _start(self, work: Slice) -> SeenCursor:
         request = self.requests[work.members[0]]

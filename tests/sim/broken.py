@@ -238,6 +238,17 @@ class MisreportsTime(Bent):
         return _each(commands, wrong)
 
 
+class MiscountsPreemptions(Bent):
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def more(command: Command) -> list[Command]:
+            if not isinstance(command, Finish):
+                return [command]
+            report = dataclasses.replace(command.report, preemptions=command.report.preemptions + 1)
+            return [dataclasses.replace(command, report=report)]
+
+        return _each(commands, more)
+
+
 class IgnoresCancels(Bent):
     def bend_event(self, event: Event) -> Event | None:
         return None if isinstance(event, RequestCancelled) else event

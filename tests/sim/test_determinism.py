@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gpumuxd.testing.parameters import draw
-from gpumuxd.testing.simulator import run
+from gpumuxd.testing.runner import run
+from gpumuxd.testing.swarm import draw
 
 SEEDS = (1, 2, 3, 22, 40)
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
-from gpumuxd.testing.parameters import draw
-from gpumuxd.testing.simulator import run
+from gpumuxd.testing.swarm import draw
+from gpumuxd.testing.runner import run
 print(*(run(draw(seed), check=()).trace_hash for seed in {seeds}))
 """
 

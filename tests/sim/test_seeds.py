@@ -6,8 +6,8 @@ More: `make sim SEED=1000 SEEDS=5000`. A seed that fails here for a reason worth
 
 import pytest
 
-from gpumuxd.testing.parameters import draw
-from gpumuxd.testing.simulator import run
+from gpumuxd.testing.runner import run
+from gpumuxd.testing.swarm import draw
 
 SEEDS = 200
 SEEDS_PER_TEST = 20

@@ -1,0 +1,134 @@
+"""The things an onlooker keeps count of: models, tenants, cursors, requests, slices.
+
+Plain records, changed by `world.py` alone. Each is made when the thing is first seen and says
+only what was seen of it.
+"""
+
+from gpumuxd.domain import Slice
+from gpumuxd.events import ModelReady, RequestArrived, TenantChanged
+from gpumuxd.units import NS_PER_S
+
+NEVER_NS = 1 << 62
+
+Bounds = tuple[int | None, ...]
+"""By class, the bound on work in flight that its arrivals could be ordered ahead of."""
+
+
+class SeenModel:
+    """A model from its readiness to its release."""
+
+    __slots__ = ("cursors", "is_draining", "live", "measured", "ready")
+
+    def __init__(self, ready: ModelReady) -> None:
+        self.ready = ready
+        self.is_draining = False
+        self.live = 0
+        self.cursors = 0
+        self.measured = bool(ready.profile.group_ns)
+
+
+class SeenTenant:
+    """A tenant's weight, and its admitted rate as a bucket of tokens worth NS_PER_S each."""
+
+    __slots__ = ("changed", "filled_ns", "level")
+
+    def __init__(self, changed: TenantChanged, now_ns: int) -> None:
+        self.changed = changed
+        self.level = changed.realtime_burst * NS_PER_S
+        self.filled_ns = now_ns
+
+    def take_realtime(self, now_ns: int) -> bool:
+        """Take a token if there is one: is this request within the admitted rate?"""
+        rate = self.changed.realtime_per_s
+        if rate is None:
+            return True
+        full = self.changed.realtime_burst * NS_PER_S
+        self.level = min(full, self.level + (now_ns - self.filled_ns) * rate)
+        self.filled_ns = now_ns
+        if self.level < NS_PER_S:
+            return False
+        self.level -= NS_PER_S
+        return True
+
+
+class SeenCursor:
+    """A cursor from its first slice to its retirement."""
+
+    __slots__ = (
+        "compute_ns",
+        "failed",
+        "first_started_ns",
+        "frame",
+        "in_flight",
+        "is_interrupted",
+        "last_end_ns",
+        "launched",
+        "model",
+        "passed",
+        "preemption_wait_ns",
+        "preemptions",
+        "request",
+        "sample",
+    )
+
+    def __init__(self, request: "SeenRequest", model: SeenModel, work: Slice) -> None:
+        self.request = request
+        self.model = model
+        self.sample = work
+        self.frame = work.frame
+        self.launched = 0
+        self.passed = 0
+        self.in_flight = 0
+        self.failed = False
+        self.compute_ns = 0
+        self.first_started_ns = -1
+        self.last_end_ns = 0
+        self.is_interrupted = False  # another one went ahead and this one has not moved since
+        self.preemptions = 0
+        self.preemption_wait_ns = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.passed == self.model.ready.profile.group_count
+
+
+class SeenRequest:
+    """A request from its arrival to its fate."""
+
+    __slots__ = (
+        "arrival",
+        "arrived",
+        "cancelled",
+        "cursor",
+        "effective_class",
+        "is_admitted",
+        "key",
+        "model",
+        "seen_ns",
+        "was_held_back",
+    )
+
+    def __init__(self, arrived: RequestArrived, arrival: int, now_ns: int) -> None:
+        deadline_ns = NEVER_NS if arrived.deadline_ns is None else arrived.deadline_ns
+        self.arrived = arrived
+        self.arrival = arrival
+        self.key = (deadline_ns, arrival)
+        self.seen_ns = now_ns
+        self.effective_class = arrived.priority_class
+        self.model: SeenModel | None = None
+        self.cursor: SeenCursor | None = None
+        self.is_admitted = False
+        self.cancelled = False
+        self.was_held_back = False  # for want of a frame or of memory
+
+
+class SeenSlice:
+    """A slice in flight, with the bounds in force when it was launched."""
+
+    __slots__ = ("bounds_ns", "cursor", "is_resumption", "work")
+
+    def __init__(self, work: Slice, cursor: SeenCursor, bounds_ns: Bounds) -> None:
+        self.work = work
+        self.cursor = cursor
+        self.bounds_ns = bounds_ns
+        self.is_resumption = cursor.is_interrupted

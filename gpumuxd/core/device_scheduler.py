@@ -6,9 +6,9 @@
     statistics()            a frozen snapshot
 
 It holds what the floors of the policy need and asks them in turn: `admission` and `feasibility`
-for arrivals, `run_queue` for who is next, `slicing` for how far, `launch_queue` for what is in
-flight, `ledger` for frames and bytes, `estimator` for times. It must not know clocks, threads,
-processes or tensors: the same code runs in virtual time, on the CPU device and on CUDA.
+for arrivals, `launcher` for who moves and how far (it asks `run_queue` and `slicing`), `ledger`
+for frames and bytes, `estimator` for times. It must not know clocks, threads, processes or
+tensors: the same code runs in virtual time, on the CPU device and on CUDA.
 
 Same events in, same commands out. Ties break by arrival number. Preempting is not moving a
 cursor, so there is no code for it here but the counting.
@@ -24,24 +24,20 @@ ModelDraining, or one for an unknown model, changes nothing. Requests of a class
 model's `class_max` raise it, so that the bounds stay true.
 """
 
-from functools import partial
-
-from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
-from gpumuxd.core import admission, eligibility, feasibility, slicing
+from gpumuxd.commands import Admit, Command, Finish, Release, Retire
+from gpumuxd.core import admission, eligibility, feasibility
 from gpumuxd.core.bucket_table import ONE
 from gpumuxd.core.cursor import NO_FRAME, Cursor
 from gpumuxd.core.deadlines import Deadlines
-from gpumuxd.core.eligibility import Blocked
 from gpumuxd.core.estimator import Estimator
 from gpumuxd.core.lanes import Lanes, LaneState
-from gpumuxd.core.launch_queue import Flight
+from gpumuxd.core.launcher import Launcher
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
-from gpumuxd.core.run_queue import RunQueue
 from gpumuxd.core.snapshot import Counters, snapshot
 from gpumuxd.core.statistics import DeviceStatistics
 from gpumuxd.core.tenant import Tenant
-from gpumuxd.domain import COMPLETED, Outcome, OutcomeKind, PriorityClass, Slice
+from gpumuxd.domain import COMPLETED, Outcome, OutcomeKind, PriorityClass
 from gpumuxd.events import (
     DeviceLost,
     Event,
@@ -56,12 +52,6 @@ from gpumuxd.events import (
 )
 from gpumuxd.settings import Order, SchedulerSettings
 
-# Bound to a name: naming a member through its enum class takes 0.4 us on Python 3.11.
-_WINDOW_FULL = Blocked.WINDOW_FULL
-
-_new_slice = partial(tuple.__new__, Slice)
-"""A slice from its fields in order, as `Slice._make` but without its two Python calls (1 us)."""
-
 
 class DeviceScheduler:
     """Schedules one partition of a device. Owned by one thread: the device loop's."""
@@ -75,13 +65,12 @@ class DeviceScheduler:
         self._estimator = Estimator()
         self._deadlines = Deadlines()
         self._counters = Counters()
-        self._bounds = slicing.bounds_of((), settings, settings.round_trip_ns)
-        self._bounds_are_stale = False
-
         self._models: dict[str, Model] = {}
+        self._launcher = Launcher(
+            settings, self._lanes, self._ledger, self._estimator, self._models, self._counters
+        )
         self._tenants: dict[str, Tenant] = {}
         self._cursors: dict[int, Cursor] = {}  # by request id, until its Finish
-        self._flights: dict[int, Flight] = {}  # by slice id
         self._arrivals: list[Cursor] = []  # not decided yet
         self._ended: list[Cursor] = []  # fate known, nothing in flight, not finished yet
         self._draining: list[Model] = []
@@ -90,7 +79,6 @@ class DeviceScheduler:
         self._lost: Outcome | None = None
         self._arrival = 0
         self._model_no = 0
-        self._slice_id = 0
 
     # What happened
 
@@ -144,7 +132,7 @@ class DeviceScheduler:
         self._arrivals.append(cursor)
 
     def _slice_passed(self, event: SyncPointReached, now_ns: int) -> None:
-        flight = self._flights.pop(event.slice_id, None)
+        flight = self._launcher.flights.pop(event.slice_id, None)
         if flight is None:
             assert self._lost is not None, f"slice {event.slice_id} is not in flight"
             return
@@ -159,7 +147,7 @@ class DeviceScheduler:
         elif estimator.record_slice(
             cursor.model.number, cursor.table, cursor.column, work.first_group, end, device_ns
         ):
-            self._bounds_are_stale = True
+            self._launcher.bounds_are_stale = True
         if device_ns != work.predicted_ns:
             lanes.of(cursor).run_queue.correct(cursor, device_ns - work.predicted_ns)
         if cursor.passed_group == cursor.group_count:
@@ -170,7 +158,7 @@ class DeviceScheduler:
     def _run_passed(self, cursor: Cursor) -> None:
         if not cursor.interfered:
             moved = cursor.table.record_run(cursor.compute_ns, self._estimator.sample_no)
-            self._bounds_are_stale |= moved
+            self._launcher.bounds_are_stale |= moved
         if cursor.last_end_ns > cursor.deadline_ns:
             cursor.ending = _missed(cursor)
         elif cursor.ending is None or cursor.ending.kind is OutcomeKind.DEADLINE_MISSED:
@@ -178,7 +166,7 @@ class DeviceScheduler:
         self._ended.append(cursor)
 
     def _slice_failed(self, event: SliceFailed, now_ns: int) -> None:
-        flight = self._flights.pop(event.slice_id, None)
+        flight = self._launcher.flights.pop(event.slice_id, None)
         if flight is None:
             assert self._lost is not None, f"slice {event.slice_id} is not in flight"
             return
@@ -205,7 +193,7 @@ class DeviceScheduler:
         self._models[event.model] = model
         self._ledger.book_weights(model)
         self._weights_grew = True
-        self._bounds_are_stale = True
+        self._launcher.bounds_are_stale = True
 
     def _partition_changed(self, event: PartitionChanged) -> None:
         queued = [cursor for cursor in self._cursors.values() if cursor.is_queued]
@@ -216,15 +204,17 @@ class DeviceScheduler:
                 continue
             lane.run_queue.drop(cursor)
             self._lanes.of(cursor).run_queue.add(cursor)
-            last = [each for each, flight in self._flights.items() if flight.cursor is cursor]
+            last = [
+                each for each, flight in self._launcher.flights.items() if flight.cursor is cursor
+            ]
             cursor.after = tuple(last[-1:])
 
     def _device_lost(self, event: DeviceLost) -> None:
         """Nothing will report again: what is not over yet ends now."""
         self._lost = Outcome(OutcomeKind.DEVICE_LOST, event.reason)
-        for flight in self._flights.values():
+        for flight in self._launcher.flights.values():
             flight.queue.clear()
-        self._flights.clear()
+        self._launcher.flights.clear()
         for cursor in self._cursors.values():
             if cursor.is_admitted and (cursor.ending is None or cursor.in_flight):
                 cursor.in_flight = 0
@@ -265,7 +255,7 @@ class DeviceScheduler:
         if self._draining:
             self._release_drained(commands)
         if self._lost is None:
-            self._launch(now_ns, commands)
+            self._launcher.launch(now_ns, commands)
         return commands
 
     def next_wakeup_ns(self) -> int | None:
@@ -306,7 +296,7 @@ class DeviceScheduler:
             cursor.tenant.take()
         if cursor.priority_class > model.class_max:
             model.class_max = cursor.priority_class
-            self._bounds_are_stale = True
+            self._launcher.bounds_are_stale = True
         cursor.admit(model, table)
         model.live += 1
         self._live += 1
@@ -357,7 +347,7 @@ class DeviceScheduler:
             del self._models[model.key]
             self._estimator.remove(model.number)
             self._ledger.return_weights(model)
-            self._bounds_are_stale = True
+            self._launcher.bounds_are_stale = True
             commands.append(Release(model.key))
             self._unblock()
 
@@ -380,86 +370,6 @@ class DeviceScheduler:
             for lane in self._lanes.in_order:
                 lane.run_queue.unblock()
 
-    def _launch(self, now_ns: int, commands: list[Command]) -> None:
-        if self._bounds_are_stale:
-            self._bounds_are_stale = False
-            round_trip_ns = self._lanes.in_order[0].launch_queue.round_trip_ns
-            self._bounds = slicing.bounds_of(self._models.values(), self._settings, round_trip_ns)
-        for lane in self._lanes.in_order:
-            if lane.run_queue.live:
-                self._fill(lane, now_ns, commands)
-
-    def _fill(self, lane: LaneState, now_ns: int, commands: list[Command]) -> None:
-        """Launch on one lane until something is in the way."""
-        run_queue, queue = lane.run_queue, lane.launch_queue
-        blocked = self._why_held(lane) if self._lanes.high is not None else None
-        while blocked is None:
-            if not run_queue.live:
-                return
-            if len(queue.flights) >= queue.window:
-                blocked = _WINDOW_FULL
-            else:
-                blocked = self._launch_next(lane, now_ns, commands)
-        self._counters.blocked[blocked._value_] += 1
-
-    def _why_held(self, lane: LaneState) -> Blocked | None:
-        """Lower work does not start beside REALTIME work that runs or could run."""
-        high = self._lanes.high
-        if high is None or lane is not self._lanes.compute:
-            return None
-        if not high.launch_queue.flights and high.run_queue.select(self._ledger) is None:
-            return None
-        last = lane.launch_queue.last_cursor
-        if last is not None:
-            self._counters.preemptions += last.preempt()
-        return Blocked.HELD_FOR_REALTIME
-
-    def _launch_next(self, lane: LaneState, now_ns: int, commands: list[Command]) -> Blocked | None:
-        """Launch one slice on this lane, or say what is in the way."""
-        run_queue, queue = lane.run_queue, lane.launch_queue
-        cursor = run_queue.select(self._ledger)
-        if cursor is None:
-            has_blocked = any(model.is_blocked for model in self._models.values())
-            return Blocked.NO_MEMORY if has_blocked else Blocked.NO_FRAME
-        choice = slicing.choose(cursor, queue, self._bounds, self._settings)
-        if isinstance(choice, Blocked):
-            return choice
-        if cursor.frame == NO_FRAME:
-            self._start(cursor, run_queue)
-        last = queue.last_cursor
-        if last is not cursor and last is not None and last.is_queued:
-            self._counters.preemptions += last.preempt()
-        end_group, predicted_ns = choice
-        self._slice_id = slice_id = self._slice_id + 1
-        work = _new_slice(
-            (
-                slice_id,
-                cursor.cursor_id,
-                cursor.model_key,
-                cursor.bucket,
-                cursor.members,
-                cursor.frame,
-                cursor.next_group,
-                end_group,
-                queue.lane,
-                cursor.after,
-                predicted_ns,
-            )
-        )
-        self._counters.groups_launched += end_group - cursor.next_group
-        self._flights[slice_id] = queue.launch(work, cursor, now_ns, cursor.is_preempted)
-        cursor.moved_to(end_group)
-        run_queue.launched(cursor, predicted_ns)
-        commands.append(Launch(work))
-        return None
-
-    def _start(self, cursor: Cursor, run_queue: RunQueue) -> None:
-        """Give it a frame, for as long as it lives."""
-        cursor.frame = self._ledger.take_frame(cursor.model)
-        cursor.column = cursor.table.new_column(self._estimator.sample_no)
-        cursor.model.started += 1
-        run_queue.start(cursor)
-
     # What can be seen
 
     def statistics(self) -> DeviceStatistics:
@@ -468,11 +378,10 @@ class DeviceScheduler:
             self._models.values(),
             self._lanes,
             self._ledger,
-            self._bounds,
+            self._launcher.bounds,
             self._estimator,
             self._counters,
-            slices_launched=self._slice_id,
-            in_flight=len(self._flights),
+            in_flight=len(self._launcher.flights),
             admitted=self._live,
         )
 

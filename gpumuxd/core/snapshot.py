@@ -20,9 +20,11 @@ class Counters:
         "groups_launched",
         "preemptions",
         "refused",
+        "slices_launched",
     )
 
     def __init__(self) -> None:
+        self.slices_launched = 0
         self.groups_launched = 0
         self.preemptions = 0
         self.deadline_missed = 0
@@ -39,7 +41,6 @@ def snapshot(
     estimator: Estimator,
     counters: Counters,
     *,
-    slices_launched: int,
     in_flight: int,
     admitted: int,
 ) -> DeviceStatistics:
@@ -50,7 +51,7 @@ def snapshot(
         queued=admitted - ledger.frames_held,
         started=ledger.frames_held,
         in_flight_slices=in_flight,
-        slices_launched=slices_launched,
+        slices_launched=counters.slices_launched,
         groups_launched=counters.groups_launched,
         preemptions=counters.preemptions,
         deadline_missed=counters.deadline_missed,

@@ -466,6 +466,7 @@ def test_memory_for_frames_is_waited_for_and_a_smaller_frame_passes() -> None:
     talk.run([(0, request(n, model)) for n, model in enumerate(("big", "big", "small"))])
     starts = [member for member, first, _ in talk.order if first == 0]
     assert starts == [0, 2, 1]
+    assert talk.scheduler.statistics().memory_bytes == 2 * MIB
 
 
 @pytest.mark.parametrize(
@@ -479,7 +480,6 @@ def test_what_keeps_waiting_cursors_from_starting_is_counted(
     talk.say(request(1, "m"), request(2, "m"))
     counts = dict(talk.scheduler.statistics().blocked)
     assert [name for name, count in counts.items() if count] == [reason]
-    assert talk.scheduler.statistics().memory_bytes == 2 * MIB
 
 
 def test_weights_that_come_later_may_leave_no_room() -> None:
@@ -599,10 +599,10 @@ def test_the_bound_follows_the_measured_runs() -> None:
 
 def test_a_request_above_its_models_ceiling_raises_it() -> None:
     talk = Conversation(ready("m", MS, class_max=BEST_EFFORT), **ONE_MS)
-    assert talk.scheduler._bounds.by_class[REALTIME] > 10**15
+    assert talk.scheduler._launcher.bounds.by_class[REALTIME] > 10**15
     talk.say(request(1, "m", REALTIME))
     talk.say()
-    assert talk.scheduler._bounds.by_class[REALTIME] == MS
+    assert talk.scheduler._launcher.bounds.by_class[REALTIME] == MS
 
 
 # Bugs of the caller

@@ -1,7 +1,8 @@
 """The daemon from its first line to its last: what starts after what, and how it ends.
 
-Start: lock, device children, listeners, startup models, READY=1. Children come before the gRPC
-server, whose threads a fork would not survive. Stop (SIGTERM or SIGINT): not ready, admit nothing,
+Start: lock, a claim on every address (so that a second daemon is told at once and starts nothing),
+device children, listeners, startup models, READY=1. Children come before the gRPC server, whose
+threads a fork would not survive. Stop (SIGTERM or SIGINT): not ready, admit nothing,
 finish what was admitted, close the listeners, end the children. A second signal cuts that short.
 It must not know what a request is.
 """
@@ -57,20 +58,15 @@ async def serve(config: Config, notifier: Notifier) -> None:
     DeviceLost when the daemon can't start."""
     stop = StopRequests()
     with stop.listening(), state_lock(config.state_dir):
+        node = Node(config.node, on_readiness=lambda is_ready: front_door.set_serving(is_ready))
+        front_door = FrontDoor(
+            node, config.listeners, node.tenants, message_bytes_max=config.message_bytes_max
+        )
+        front_door.claim()
         notifier.send(STATUS="starting devices")
-        front_door: FrontDoor | None = None
-
-        def tell_readiness(is_ready: bool) -> None:
-            if front_door is not None:
-                front_door.set_serving(is_ready)
-
-        node = Node(config.node, on_readiness=tell_readiness)
         try:
             if not await _unless_stopped(stop, node.start()):
                 return
-            front_door = FrontDoor(
-                node, config.listeners, node.tenants, message_bytes_max=config.message_bytes_max
-            )
             await front_door.start()
             await _start_models_and_wait(node, front_door, stop, notifier)
         finally:
@@ -133,14 +129,11 @@ async def _drain(node: Node, stop: StopRequests, drain_ns_max: int) -> bool:
         await asyncio.wait([drained, hurried])
 
 
-async def _stop(
-    node: Node, front_door: FrontDoor | None, stop: StopRequests, drain_ns_max: int
-) -> None:
+async def _stop(node: Node, front_door: FrontDoor, stop: StopRequests, drain_ns_max: int) -> None:
     _log.info("stopping", requests_in_flight=node.requests_in_flight)
     is_drained = await _drain(node, stop, drain_ns_max)
     if not is_drained:
         _log.warning("drain_cut_short", requests_in_flight=node.requests_in_flight)
-    if front_door is not None:
-        await front_door.stop(REPLY_GRACE_S if is_drained else 0.0)
+    await front_door.stop(REPLY_GRACE_S if is_drained else 0.0)
     await node.stop(is_urgent=not is_drained)
     _log.info("stopped")

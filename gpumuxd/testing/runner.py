@@ -146,13 +146,15 @@ class DeviceRun:
         self.steps += 1
         if self._restart_ns is not None and self.clock.now_ns >= self._restart_ns:
             self._restart()
-        told = self._workload.due(self.clock.now_ns)
-        if told:
+        clock, mail_ns = self.clock, self._workload.next_ns
+        told: Sequence[Event] = ()
+        if mail_ns is not None and mail_ns <= clock.now_ns:
+            told = self._workload.due(clock.now_ns)
             for event in told:
                 self._prepare(event)
-            self._feed(told)
-        scheduler, clock = self._scheduler, self.clock
-        commands = scheduler.poll(clock.now_ns)
+            if told:
+                self._feed(told)
+        commands = self._scheduler.poll(clock.now_ns)
         if commands:
             self._carry_out(commands)
         elif self._checkers is not None:

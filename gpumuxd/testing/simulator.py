@@ -18,6 +18,8 @@ from gpumuxd.testing.runner import Result, run
 from gpumuxd.testing.swarm import draw
 from gpumuxd.units import ms_from_ns
 
+_FAILED_SHOWN = 20
+
 
 def report(result: Result, cpu_s: float) -> str:
     """One line per run."""
@@ -82,7 +84,9 @@ def _verdict(failed: list[int], arguments: argparse.Namespace) -> int:
         print("PASSED")
         return 0
     off = " --no-checkers" if arguments.no_checkers else ""
-    print(f"FAILED {len(failed)} of {arguments.seeds} seeds: {failed}")
+    shown = ", ".join(map(str, failed[:_FAILED_SHOWN]))
+    more = ", ..." if len(failed) > _FAILED_SHOWN else ""
+    print(f"FAILED {len(failed)} of {arguments.seeds} seeds: {shown}{more}")
     print(f"reproduce: python -m gpumuxd.testing.simulator --seed {failed[0]}{off} --trace")
     return 1
 

@@ -203,11 +203,11 @@ class VirtualExecutor:
 
     def _pass(self, entry: _Enqueued) -> Completion:
         _, _, work, started_ns, duration_ns, failure = entry
-        self._end_ns_of_slice.pop(work.slice_id, None)
+        if self._end_ns_of_slice:
+            self._end_ns_of_slice.pop(work.slice_id, None)
         if work.cursor_id in self._failed:
             failure = "an earlier slice of this cursor failed"
-        program = self._programs[work.model]
-        if failure is None and program.groups:
+        elif failure is None and (program := self._programs[work.model]).groups:
             failure = self._run(work, program)
         if failure is not None:
             self._failed.add(work.cursor_id)

@@ -50,7 +50,7 @@ def explain(cursor: Cursor, queue: LaunchQueue, ledger: Ledger) -> str:
     if own is not None:
         return own[1]
     lane = f"lane {queue.lane.partition}/{queue.lane.kind.value}"
-    in_flight = f"{len(queue.flights)} slices, {ms_from_ns(sum(queue.predicted_ns)):.3f} ms"
+    in_flight = f"{len(queue.flights)} slices, {ms_from_ns(queue.covered_ns[-1]):.3f} ms"
     if queue.is_full:
         return f"{lane}: in flight are {in_flight}; its window of {queue.window} is full"
     if queue.has_unknown or (queue.flights and cursor.predicted_ns == 0):

@@ -18,6 +18,8 @@ from collections import deque
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.domain import Lane, PriorityClass, Slice
 
+_RANKS_FROM = [tuple(range(rank, len(PriorityClass))) for rank in PriorityClass]
+
 MEASURED_EVERY = 8
 """Slices per measurement while the lane is busy: an average needs no more, and it is not free."""
 
@@ -58,12 +60,12 @@ class LaunchQueue:
         "_round_trip_guess_ns",
         "_slice_ns",
         "busy_ns",
+        "covered_ns",
         "flights",
         "head_since_ns",
         "lane",
         "last_cursor",
         "last_end_ns",
-        "predicted_ns",
         "window",
         "window_max",
     )
@@ -74,7 +76,7 @@ class LaunchQueue:
         self.window_max = window_max
         self.window = min(2, window_max)
         self.flights: deque[Flight] = deque()
-        self.predicted_ns = [0] * len(PriorityClass)  # in flight, by class of the cursor
+        self.covered_ns = [0] * len(PriorityClass)  # predicted in flight, of each class and below
         self.head_since_ns = 0  # when the head began, as far as is known
         self.last_end_ns = 0
         self.last_cursor: Cursor | None = None  # of the slice launched last
@@ -107,7 +109,8 @@ class LaunchQueue:
             self.head_since_ns = now_ns
         flight = Flight(work, cursor, self, now_ns, was_idle, is_resumption)
         self.flights.append(flight)
-        self.predicted_ns[cursor.rank] += work.predicted_ns
+        for rank in _RANKS_FROM[cursor.rank]:
+            self.covered_ns[rank] += work.predicted_ns
         self.last_cursor = cursor
         return flight
 
@@ -116,8 +119,8 @@ class LaunchQueue:
         self._pop(flight)
         self.last_end_ns = self.head_since_ns = end_ns = started_ns + device_ns
         self.busy_ns += device_ns
-        self._passed += 1
-        if flight.was_idle or self._passed % MEASURED_EVERY == 0:
+        self._passed = passed = self._passed + 1
+        if flight.was_idle or passed % MEASURED_EVERY == 0:
             self._measure(flight, started_ns, device_ns, now_ns - end_ns)
 
     def _measure(self, flight: Flight, started_ns: int, device_ns: int, heard_ns: int) -> None:
@@ -142,17 +145,18 @@ class LaunchQueue:
             return 0
         head_ns = self.flights[0].slice.predicted_ns
         elapsed_ns = min(head_ns, max(0, now_ns - self.head_since_ns))
-        return sum(self.predicted_ns) - elapsed_ns
+        return self.covered_ns[-1] - elapsed_ns
 
     def clear(self) -> None:
         """The device is lost: nothing of this will pass."""
         self.flights.clear()
-        self.predicted_ns = [0] * len(PriorityClass)
+        self.covered_ns = [0] * len(PriorityClass)
 
     def _pop(self, flight: Flight) -> None:
         head = self.flights.popleft()
         assert head is flight, f"slice {flight.slice.slice_id} passed before the head of its lane"
-        self.predicted_ns[flight.cursor.rank] -= flight.slice.predicted_ns
+        for rank in _RANKS_FROM[flight.cursor.rank]:
+            self.covered_ns[rank] -= flight.slice.predicted_ns
 
 
 def _follow(average_ns: int, sample_ns: int) -> int:

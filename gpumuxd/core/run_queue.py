@@ -19,9 +19,9 @@ deadline. A charge is the prediction when a slice is launched, corrected by the 
 has passed. Waiting cursors whose model's frame does not fit in memory are passed over, model by
 model (`Model.is_blocked`), because a smaller frame behind them may fit.
 
-Invariant: each flow with an eligible cursor has exactly one current entry in the matching heap,
-and that entry's key is never later than the flow's true one. So a charge needs no push: the entry
-is found too early when it comes to the top, and corrected there.
+Invariant: a flow has one current entry for its first started cursor, and one for its first waiting
+one if that goes before the started one; no entry's key is later than the flow's true one. So a
+charge needs no push: the entry is found too early at the top, and corrected there.
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
@@ -147,7 +147,7 @@ class ClassQueue:
 
     def correct(self, cursor: Cursor, device_ns: int) -> None:
         """A slice took this much more than it was charged; negative: less."""
-        flow = self._flow(cursor)  # a new one if the lanes changed since
+        flow = self._flows.get(cursor.tenant.name) or self._flow(cursor)  # its lane may be new
         flow.tag = tag = flow.tag + device_ns * TAG_SCALE // cursor.tenant.weight
         if device_ns < 0:  # entries must not be later than the truth
             waiting, started = flow.current
@@ -156,11 +156,11 @@ class ClassQueue:
             if started is not None and started[0] > tag:
                 self._refresh(flow, True)
 
-    def peek(self, may_start: bool, ledger: Ledger) -> Cursor | None:
+    def peek(self, rank: int, ledger: Ledger) -> Cursor | None:
         """The next eligible cursor. Marks models whose frame does not fit as blocked."""
         waiting_heap, started_heap = self._heaps
         started = self._top(True) if started_heap else None
-        if not may_start:
+        if not waiting_heap or not ledger.has_frame(rank):
             return started[5] if started is not None else None
         while True:
             waiting = self._top(False) if waiting_heap else None
@@ -194,6 +194,8 @@ class ClassQueue:
             elif not cursor.is_queued or not (want_started or _may_start(cursor)):
                 heappop(heap)
                 self._refresh(flow, want_started)
+                if want_started:  # the waiting head may be the flow's first now
+                    self._refresh(flow, False)
             elif tag != flow.tag:  # the same head, charged since
                 self._serial = serial = self._serial + 1
                 entry = (flow.tag, deadline_ns, arrival, serial, flow, cursor)
@@ -205,7 +207,12 @@ class ClassQueue:
 
     def _refresh(self, flow: Flow, want_started: bool) -> None:
         """Give a flow the entry that its head and tag ask for now."""
-        item = _living_head(flow.started) if want_started else flow.waiting_head()
+        started = _living_head(flow.started)
+        item = started
+        if not want_started:
+            item = flow.waiting_head()
+            if started is not None and item is not None and started < item:
+                item = None  # behind its own flow: nobody has to look at it
         if item is None:
             flow.current[want_started] = None
             return
@@ -304,7 +311,7 @@ class RunQueue:
         """Who is next among the eligible. None: nobody, though some may wait for a frame."""
         for rank, queue in self._in_order:
             if queue.live:
-                cursor = queue.peek(ledger.has_frame(rank), ledger)
+                cursor = queue.peek(rank, ledger)
                 if cursor is not None:
                     return cursor
         return None

@@ -47,13 +47,22 @@ _OVER_BOUND = Blocked.OVER_BOUND
 class Bounds:
     """What the loaded models ask of work in flight, by class. Replaced, never changed."""
 
-    __slots__ = ("by_class", "origin", "tightest_from")
+    __slots__ = ("by_class", "covering", "origin", "tightest_from")
 
     def __init__(self, by_class: list[int], origin: str) -> None:
         self.by_class = by_class  # UNBOUNDED where no loaded model reaches the class
         self.origin = origin
         self.tightest_from = [min(by_class[index:]) for index in range(_CLASSES)]
         """For work of each class: the smallest bound of those who could be ordered ahead."""
+        self.covering = [
+            [
+                (rank, bound)
+                for rank, bound in enumerate(by_class)
+                if bound < UNBOUNDED and rank >= low
+            ]
+            for low in range(_CLASSES)
+        ]
+        """For work of each class: the bounds that cover it, with their class."""
 
 
 def bounds_of(models: Iterable[Model], settings: SchedulerSettings, round_trip_ns: int) -> Bounds:
@@ -104,13 +113,15 @@ def choose(
     if settings.slicing is _WHOLE_RUNS and not is_profile:
         return cursor.group_count, prefix[-1] - prefix[next_group]
 
-    rank, in_flight_ns = cursor.rank, queue.predicted_ns
-    tightest_ns = bounds.tightest_from[rank]
-    if tightest_ns == UNBOUNDED:
-        tightest_ns = settings.slice_ns_max * queue.window
-        room_ns = tightest_ns - sum(in_flight_ns)
+    covering, covered_ns = bounds.covering[cursor.rank], queue.covered_ns
+    if covering:
+        tightest_ns = room_ns = bounds.tightest_from[cursor.rank]
+        for rank, bound_ns in covering:
+            if bound_ns - covered_ns[rank] < room_ns:
+                room_ns = bound_ns - covered_ns[rank]
     else:
-        room_ns = _room_ns(rank, in_flight_ns, bounds.by_class) if flights else tightest_ns
+        tightest_ns = settings.slice_ns_max * queue.window
+        room_ns = tightest_ns - covered_ns[-1]
     target_ns = tightest_ns // queue.window
     if target_ns > room_ns:
         target_ns = room_ns
@@ -120,29 +131,14 @@ def choose(
     if not is_profile and prefix[end] - start_ns < target_ns:
         end = bisect_right(prefix, start_ns + target_ns, end) - 1
     predicted_ns = prefix[end] - start_ns
-    if predicted_ns > room_ns and not _is_alone(predicted_ns, rank, in_flight_ns, bounds):
+    if predicted_ns > room_ns and not _is_alone(predicted_ns, covering, covered_ns):
         return _OVER_BOUND
     return end, predicted_ns
 
 
-def _room_ns(rank: int, in_flight_ns: list[int], bounds_ns: list[int]) -> int:
-    """What may be added without passing the bound of any class from `rank` up."""
-    covered_ns = in_flight_ns[0]
-    room_ns = UNBOUNDED
-    if rank < 1:
-        room_ns = bounds_ns[0] - covered_ns
-    covered_ns += in_flight_ns[1]
-    if rank < 2 and bounds_ns[1] - covered_ns < room_ns:
-        room_ns = bounds_ns[1] - covered_ns
-    covered_ns += in_flight_ns[2]
-    return min(room_ns, bounds_ns[2] - covered_ns)
-
-
-def _is_alone(predicted_ns: int, rank: int, in_flight_ns: list[int], bounds: Bounds) -> bool:
+def _is_alone(predicted_ns: int, covering: list[tuple[int, int]], covered_ns: list[int]) -> bool:
     """Is this the only work in flight that each bound covers which it passes?"""
-    total_ns = 0
-    for priority_class, bound_ns in enumerate(bounds.by_class):
-        total_ns += in_flight_ns[priority_class]
-        if priority_class >= rank and total_ns and total_ns + predicted_ns > bound_ns:
+    for rank, bound_ns in covering:
+        if covered_ns[rank] and covered_ns[rank] + predicted_ns > bound_ns:
             return False
-    return bounds.tightest_from[rank] != UNBOUNDED or total_ns == 0
+    return bool(covering) or covered_ns[-1] == 0

@@ -71,13 +71,13 @@ def test_sums_by_class_follow_the_flights() -> None:
     queue = LaunchQueue(COMPUTE, 8, 0)
     low, high = make_cursor(1, None, BEST_EFFORT), make_cursor(2, None, REALTIME)
     flights = [fly(queue, low, 10), fly(queue, high, 3), fly(queue, low, 5)]
-    assert queue.predicted_ns == [15, 0, 3]
+    assert queue.covered_ns == [15, 15, 18]
     queue.passed(flights[0], 0, 12, 12)
-    assert queue.predicted_ns == [5, 0, 3]
+    assert queue.covered_ns == [5, 5, 8]
     queue.failed(flights[1], 20)
-    assert (queue.predicted_ns, len(queue.flights)) == ([5, 0, 0], 1)
+    assert (queue.covered_ns, len(queue.flights)) == ([5, 5, 5], 1)
     queue.clear()
-    assert (queue.predicted_ns, len(queue.flights)) == ([0, 0, 0], 0)
+    assert (queue.covered_ns, len(queue.flights)) == ([0, 0, 0], 0)
 
 
 def test_work_without_a_prediction_is_known_by_its_head() -> None:

@@ -29,6 +29,9 @@ COLUMNS = 16
 RUNS = 32
 """Runs the whole-run estimate looks back on; the p95 of 32 values is the second largest."""
 
+DEVIATION_MIN = ONE // 8
+"""A slice within this of what is typical is reported as typical: the windows take care of it."""
+
 RUNS_PER_FOLD = 4
 """A fold sorts every group's window, about 1 us each: amortised over this many runs."""
 
@@ -47,8 +50,9 @@ class BucketTable:
         "_runs",
         "_runs_folded",
         "_runs_seen",
+        "_typical_max",
+        "_typical_min",
         "group_count",
-        "is_measured",
         "longest_group_ns",
         "prefix",
         "run_ns",
@@ -61,7 +65,7 @@ class BucketTable:
         self.run_ns = 0  # p95 of a whole run, 0 while unknown
         self.longest_group_ns = 0
         self.typical = ONE  # median run as a ratio to the base: what `Drift` compares with
-        self.is_measured = False  # has samples of its own, not only a profile or a neighbour's
+        self._typical_min = self._typical_max = ONE
         self._base_prefix: list[int] = []
         self._first_run: list[int] = [0] * group_count
         self._columns: list[list[int]] = []
@@ -72,6 +76,11 @@ class BucketTable:
         self._run_no: list[int] = []
         self._runs_seen = 0
         self._runs_folded = 0
+
+    @property
+    def is_measured(self) -> bool:
+        """Has it whole runs of its own, not only a profile or a neighbour's figures?"""
+        return self._runs_seen > 0
 
     @property
     def is_known(self) -> bool:
@@ -86,23 +95,24 @@ class BucketTable:
         run_ratio = (max(1, run_ns) << SHIFT) // total_ns
         self._columns = [[ONE] * self.group_count for _ in range(COLUMNS)]
         self._column_scale = [ONE] * COLUMNS
-        self._column_run = [-1] * COLUMNS  # older than any sample
+        self._column_run = [-1] * COLUMNS  # older than any slice
         self._runs = [run_ratio] * RUNS
         self._run_no = [-1] * RUNS
         self._fold()
 
-    def new_column(self, sample_no: int) -> int:
-        """Where the samples of a run that starts now go. `sample_no` dates them for `rescale`."""
+    def new_column(self, slice_no: int) -> int:
+        """Where the samples of a run that starts now go. `slice_no` dates them for `rescale`."""
         if not self._columns:
             return 0
         self._column_no = (self._column_no + 1) % COLUMNS
-        self._column_run[self._column_no] = sample_no
+        self._column_run[self._column_no] = slice_no
         return self._column_no
 
     def record_slice(self, column: int, first: int, end: int, device_ns: int) -> int:
         """Spread a slice's time over its groups.
 
-        Returns its ratio to what this program typically takes, ONE if nothing is known.
+        Returns its ratio to what this program typically takes; ONE if that is within
+        DEVIATION_MIN or nothing is known.
         """
         base_prefix = self._base_prefix
         if not base_prefix:
@@ -111,20 +121,21 @@ class BucketTable:
             if all(self._first_run):
                 self.set_base(self._first_run, sum(self._first_run))
             return ONE
-        self.is_measured = True
         ratio = (device_ns << SHIFT) // (base_prefix[end] - base_prefix[first])
         self._columns[column][first:end] = [ratio] * (end - first)
         if self._column_scale[column] != ONE:  # the column was rescaled before this sample
             self._materialise(column, keep=(first, end))
+        if self._typical_min <= ratio <= self._typical_max:
+            return ONE
         return (ratio << SHIFT) // self.typical
 
-    def record_run(self, device_ns: int, sample_no: int) -> bool:
+    def record_run(self, device_ns: int, slice_no: int) -> bool:
         """Add a whole run: the device time of all its slices. True if estimates moved."""
         if not self._base_prefix:
             return False
         place = self._runs_seen % RUNS
         self._runs[place] = (device_ns << SHIFT) // self._base_prefix[-1]
-        self._run_no[place] = sample_no
+        self._run_no[place] = slice_no
         self._runs_seen += 1
         if self._runs_seen - self._runs_folded < RUNS_PER_FOLD:
             return False
@@ -132,18 +143,18 @@ class BucketTable:
         self._fold()
         return True
 
-    def rescale(self, ratio: int, since_sample_no: int) -> None:
+    def rescale(self, ratio: int, since_slice_no: int) -> None:
         """All programs got slower or faster by `ratio`: correct what was measured before that.
 
         A run that was under way at the change is corrected whole; its error fades with its window.
         """
         if not self._base_prefix:
             return
-        for column, sample_no in enumerate(self._column_run):
-            if sample_no < since_sample_no:
+        for column, slice_no in enumerate(self._column_run):
+            if slice_no < since_slice_no:
                 self._column_scale[column] = (self._column_scale[column] * ratio) >> SHIFT
-        for place, sample_no in enumerate(self._run_no):
-            if sample_no < since_sample_no:
+        for place, slice_no in enumerate(self._run_no):
+            if slice_no < since_slice_no:
                 self._runs[place] = (self._runs[place] * ratio) >> SHIFT
         self._fold()
 
@@ -172,4 +183,6 @@ class BucketTable:
         self.prefix = [0, *accumulate(group_ns)]
         self.longest_group_ns = max(group_ns)
         self.run_ns = max(1, (self._base_prefix[-1] * runs[-2]) >> SHIFT)
-        self.typical = max(1, runs[RUNS // 2])
+        self.typical = typical = max(1, runs[RUNS // 2])
+        deviation = typical * DEVIATION_MIN >> SHIFT
+        self._typical_min, self._typical_max = typical - deviation, typical + deviation

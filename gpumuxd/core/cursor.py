@@ -124,21 +124,19 @@ class Cursor:
     def is_started(self) -> bool:
         return self.frame != NO_FRAME
 
-    def predicted_rest_ns(self) -> int:
-        """Its share of a whole run for the groups not launched yet: never a sum of percentiles of
-        groups. 0 while unknown."""
-        prefix = self.table.prefix
-        if not prefix:
-            return 0
-        total_ns = prefix[-1]
-        return self.table.run_ns * (total_ns - prefix[self.next_group]) // total_ns
-
-    def moved_to(self, end_group: int) -> None:
-        """A slice up to this group was launched."""
+    def moved_to(self, end_group: int) -> int:
+        """A slice up to this group was launched. Returns the time predicted for the rest: its
+        share of a whole run, never a sum of percentiles of groups; 0 while unknown."""
         self.next_group = end_group
         self.in_flight += 1
         self.is_preempted = False
         self.after = ()
+        table = self.table
+        prefix = table.prefix
+        if not prefix:
+            return 0
+        total_ns = prefix[-1]
+        return table.run_ns * (total_ns - prefix[end_group]) // total_ns
 
     def slice_passed(
         self, end_group: int, started_ns: int, device_ns: int, is_resumption: bool

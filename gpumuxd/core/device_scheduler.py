@@ -66,9 +66,7 @@ class DeviceScheduler:
         self._deadlines = Deadlines()
         self._counters = Counters()
         self._models: dict[str, Model] = {}
-        self._launcher = Launcher(
-            settings, self._lanes, self._ledger, self._estimator, self._models, self._counters
-        )
+        self._launcher = Launcher(settings, self._lanes, self._ledger, self._models, self._counters)
         self._tenants: dict[str, Tenant] = {}
         self._cursors: dict[int, Cursor] = {}  # by request id, until its Finish
         self._arrivals: list[Cursor] = []  # not decided yet
@@ -140,24 +138,26 @@ class DeviceScheduler:
         started_ns, device_ns, end = event.started_ns, event.device_ns, work.end_group
         flight.queue.passed(flight, started_ns, device_ns, now_ns)
         cursor.slice_passed(end, started_ns, device_ns, flight.is_resumption)
-        estimator, lanes = self._estimator, self._lanes
-        if lanes.has_others and lanes.overlapped(flight, started_ns) and cursor.table.is_known:
+        estimator, lanes, table = self._estimator, self._lanes, cursor.table
+        if lanes.has_others and lanes.overlapped(flight, started_ns) and table.is_known:
             cursor.interfered = True
             estimator.record_interference(work.predicted_ns, device_ns)
-        elif estimator.record_slice(
-            cursor.model.number, cursor.table, cursor.column, work.first_group, end, device_ns
-        ):
-            self._launcher.bounds_are_stale = True
+        else:
+            ratio = table.record_slice(cursor.column, work.first_group, end, device_ns)
+            if (ratio != ONE or estimator.is_watching) and estimator.record_deviation(
+                cursor.model.number, ratio, work.slice_id
+            ):
+                self._launcher.bounds_are_stale = True
         if device_ns != work.predicted_ns:
             lanes.of(cursor).run_queue.correct(cursor, device_ns - work.predicted_ns)
         if cursor.passed_group == cursor.group_count:
-            self._run_passed(cursor)
+            self._run_passed(cursor, work.slice_id)
         elif cursor.ending is not None and cursor.in_flight == 0:
             self._ended.append(cursor)
 
-    def _run_passed(self, cursor: Cursor) -> None:
+    def _run_passed(self, cursor: Cursor, slice_no: int) -> None:
         if not cursor.interfered:
-            moved = cursor.table.record_run(cursor.compute_ns, self._estimator.sample_no)
+            moved = cursor.table.record_run(cursor.compute_ns, slice_no)
             self._launcher.bounds_are_stale |= moved
         if cursor.last_end_ns > cursor.deadline_ns:
             cursor.ending = _missed(cursor)

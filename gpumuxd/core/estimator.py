@@ -1,6 +1,6 @@
 """Predictions for all models, and what their samples have in common.
 
-    Estimator    samples in, one per passed slice and per whole run
+    Estimator    all models, and how lanes disturb each other
     Estimates    the bucket tables of one model; an unseen bucket borrows from its nearest
     Drift        a steady ratio over all models (a clock or power change) rescales all at once
 
@@ -24,9 +24,6 @@ a change would be counted twice: once by each table and once by the common ratio
 
 DRIFT_SAMPLES_PER_MODEL = 3
 """A model with fewer samples among them has no say."""
-
-DRIFT_MIN = ONE // 8
-"""Smaller deviations are left to the tables."""
 
 DRIFT_SPREAD_SHIFT = 3
 """A ratio is common when the medians of all models lie within 1/8 of the middle one."""
@@ -95,29 +92,30 @@ class Drift:
     __slots__ = ("samples",)
 
     def __init__(self) -> None:
-        self.samples: list[tuple[int, int]] = []  # (model number, ratio), all on one side of ONE
+        # (model number, ratio, slice) of slices in a row that all deviate to one side
+        self.samples: list[tuple[int, int, int]] = []
 
-    def record(self, model_no: int, ratio: int) -> int:
-        """A slice that deviates by more than DRIFT_MIN. Returns the common ratio once
-        DRIFT_SAMPLES in a row to the same side show a steady one, else ONE."""
+    def record(self, model_no: int, ratio: int, slice_no: int) -> tuple[int, int]:
+        """A slice that deviates. Returns the common ratio and the first slice that showed it once
+        DRIFT_SAMPLES in a row to the same side show a steady one; before that ONE."""
         samples = self.samples
         if samples and (samples[0][1] > ONE) != (ratio > ONE):
             samples.clear()
-        samples.append((model_no, ratio))
+        samples.append((model_no, ratio, slice_no))
         if len(samples) < DRIFT_SAMPLES:
-            return ONE
-        common = _common_ratio(samples)
+            return ONE, 0
+        common, since_slice_no = _common_ratio(samples), samples[0][2]
         samples.clear()
-        return common
+        return common, since_slice_no
 
 
-def _common_ratio(samples: list[tuple[int, int]]) -> int:
+def _common_ratio(samples: list[tuple[int, int, int]]) -> int:
     """The ratio that several models agree on, ONE if they don't or there is only one.
 
     What only one model shows is its own change and is left to its table.
     """
     per_model: dict[int, list[int]] = {}
-    for model_no, ratio in samples:
+    for model_no, ratio, _ in samples:
         per_model.setdefault(model_no, []).append(ratio)
     medians = [
         sorted(ratios)[len(ratios) // 2]
@@ -133,16 +131,16 @@ def _common_ratio(samples: list[tuple[int, int]]) -> int:
 
 
 class Estimator:
-    """Takes every sample and sends it where it belongs."""
+    """All models' estimates, and what their samples have in common."""
 
-    __slots__ = ("_drift", "_models", "interference", "rescales", "sample_no")
+    __slots__ = ("_drift", "_models", "interference", "is_watching", "rescales")
 
     def __init__(self) -> None:
         self._drift = Drift()
         self._models: dict[int, Estimates] = {}
         self.interference = ONE  # how much longer a slice takes beside an active lane
         self.rescales = 0
-        self.sample_no = 0
+        self.is_watching = False  # the last slice deviated
 
     def add(self, model_no: int, profile: ModelProfile) -> Estimates:
         estimates = Estimates(profile)
@@ -152,20 +150,24 @@ class Estimator:
     def remove(self, model_no: int) -> None:
         del self._models[model_no]
 
-    def record_slice(
-        self, model_no: int, table: BucketTable, column: int, first: int, end: int, device_ns: int
-    ) -> bool:
-        """A slice that ran alone on the device. True if it made all estimates move."""
-        self.sample_no += 1
-        ratio = table.record_slice(column, first, end, device_ns)
-        drift = self._drift
-        if -DRIFT_MIN <= ratio - ONE <= DRIFT_MIN:
-            drift.samples.clear()  # it took what is typical
+    def record_deviation(self, model_no: int, ratio: int, slice_no: int) -> bool:
+        """A slice that ran alone took `ratio` of what is typical of its program.
+
+        Needs no call while `is_watching` is False and the ratio is ONE. True if all estimates
+        were rescaled.
+        """
+        if ratio == ONE:
+            self._drift.samples.clear()
+            self.is_watching = False
             return False
-        common = drift.record(model_no, ratio)
+        self.is_watching = True
+        common, since_slice_no = self._drift.record(model_no, ratio, slice_no)
         if common == ONE:
             return False
-        self._rescale(common)
+        self.rescales += 1
+        for estimates in self._models.values():
+            for _, table in estimates.tables():
+                table.rescale(common, since_slice_no)
         return True
 
     def record_interference(self, predicted_ns: int, device_ns: int) -> None:
@@ -177,10 +179,3 @@ class Estimator:
         step = self.interference >> 3
         change = (ratio - self.interference) >> 3
         self.interference = max(ONE, self.interference + max(-step, min(step, change)))
-
-    def _rescale(self, ratio: int) -> None:
-        self.rescales += 1
-        since_sample_no = self.sample_no - DRIFT_SAMPLES
-        for estimates in self._models.values():
-            for _, table in estimates.tables():
-                table.rescale(ratio, since_sample_no)

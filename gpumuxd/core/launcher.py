@@ -18,7 +18,6 @@ from gpumuxd.commands import Command, Launch
 from gpumuxd.core import slicing
 from gpumuxd.core.cursor import NO_FRAME, Cursor
 from gpumuxd.core.eligibility import Blocked
-from gpumuxd.core.estimator import Estimator
 from gpumuxd.core.lanes import Lanes, LaneState
 from gpumuxd.core.launch_queue import Flight
 from gpumuxd.core.ledger import Ledger
@@ -40,7 +39,6 @@ class Launcher:
 
     __slots__ = (
         "_counters",
-        "_estimator",
         "_lanes",
         "_ledger",
         "_models",
@@ -56,14 +54,12 @@ class Launcher:
         settings: SchedulerSettings,
         lanes: Lanes,
         ledger: Ledger,
-        estimator: Estimator,
         models: Mapping[str, Model],
         counters: Counters,
     ) -> None:
         self._settings = settings
         self._lanes = lanes
         self._ledger = ledger
-        self._estimator = estimator
         self._models = models
         self._counters = counters
         self._slice_id = 0
@@ -150,14 +146,13 @@ class Launcher:
         self._counters.slices_launched = slice_id
         self._counters.groups_launched += end_group - cursor.next_group
         self.flights[slice_id] = queue.launch(work, cursor, now_ns, cursor.is_preempted)
-        cursor.moved_to(end_group)
-        run_queue.launched(cursor, predicted_ns)
+        run_queue.launched(cursor, predicted_ns, cursor.moved_to(end_group))
         commands.append(Launch(work))
         return None
 
     def _start(self, cursor: Cursor, run_queue: RunQueue) -> None:
         """Give it a frame, for as long as it lives."""
         cursor.frame = self._ledger.take_frame(cursor.model)
-        cursor.column = cursor.table.new_column(self._estimator.sample_no)
+        cursor.column = cursor.table.new_column(self._slice_id)
         cursor.model.started += 1
         run_queue.start(cursor)

@@ -275,8 +275,8 @@ class RunQueue:
         """It was given a frame."""
         self._classes[cursor.rank].start(cursor)
 
-    def launched(self, cursor: Cursor, predicted_ns: int) -> None:
-        """A slice of it was launched; `cursor.next_group` has moved."""
+    def launched(self, cursor: Cursor, predicted_ns: int, remaining_ns: int) -> None:
+        """A slice of it was launched; `remaining_ns` is predicted for the rest."""
         rank = cursor.rank
         queue = self._classes[rank]
         if queue.is_fair:
@@ -284,7 +284,6 @@ class RunQueue:
         if cursor.next_group == cursor.group_count:
             self.drop(cursor)
             return
-        remaining_ns = cursor.predicted_rest_ns()
         self.backlog_ns[rank] += remaining_ns - cursor.remaining_ns
         cursor.remaining_ns = remaining_ns
         if rank == _REALTIME:

@@ -47,8 +47,5 @@ def test_one_without_groups_left_is_not_preempted() -> None:
 
 def test_the_rest_is_a_share_of_the_whole_run() -> None:
     cursor = make_cursor(1, make_model(100, 300))
-    assert cursor.predicted_rest_ns() == 400
-    cursor.next_group = 1
-    assert cursor.predicted_rest_ns() == 300
-    cursor.next_group = 2
-    assert cursor.predicted_rest_ns() == 0
+    assert [cursor.moved_to(1), cursor.moved_to(2)] == [300, 0]
+    assert (cursor.next_group, cursor.in_flight) == (2, 2)

@@ -67,12 +67,15 @@ class Fleet:
         self.estimator = Estimator()
         profile = ModelProfile(1, {(1,): (1_000,)}, {})
         self.tables = [self.estimator.add(n, profile).table((1,)) for n in range(3)]
+        self.slices = 0
 
     def run(self, model: int, device_ns: int) -> bool:
         table: BucketTable = self.tables[model]
-        column = table.new_column(self.estimator.sample_no)
-        moved = self.estimator.record_slice(model, table, column, 0, 1, device_ns)
-        table.record_run(device_ns, self.estimator.sample_no)
+        column = table.new_column(self.slices)
+        self.slices += 1
+        ratio = table.record_slice(column, 0, 1, device_ns)
+        moved = self.estimator.record_deviation(model, ratio, self.slices)
+        table.record_run(device_ns, self.slices)
         return moved
 
     def runs_ns(self) -> list[int]:

@@ -36,8 +36,8 @@ class Player:
         if not cursor.is_started:
             cursor.frame = self.ledger.take_frame(cursor.model)
             self.queue.start(cursor)
-        cursor.next_group = min(cursor.group_count, cursor.next_group + groups)
-        self.queue.launched(cursor, predicted_ns)
+        remaining_ns = cursor.moved_to(min(cursor.group_count, cursor.next_group + groups))
+        self.queue.launched(cursor, predicted_ns, remaining_ns)
         return cursor.arrival
 
     def order(self, groups: int = 1_000) -> list[int]:
@@ -229,8 +229,7 @@ def test_backlog_is_the_unlaunched_work_by_class() -> None:
     cursor = make_cursor(1, model, BEST_EFFORT)
     player.add(cursor, make_cursor(2, model, STANDARD, remaining_ns=7))
     assert player.queue.backlog_ns == [100, 7, 0]
-    cursor.next_group = 1
-    player.queue.launched(cursor, 50)
+    player.queue.launched(cursor, 50, cursor.moved_to(1))
     assert player.queue.backlog_ns == [50, 7, 0]
     player.queue.drop(cursor)
     assert player.queue.backlog_ns == [0, 7, 0]

@@ -141,15 +141,15 @@ class DeviceScheduler:
         estimator, lanes, table = self._estimator, self._lanes, cursor.table
         if lanes.has_others and lanes.overlapped(flight, started_ns) and table.is_known:
             cursor.interfered = True
-            estimator.record_interference(work.predicted_ns, device_ns)
+            estimator.record_interference(flight.predicted_ns, device_ns)
         else:
             ratio = table.record_slice(cursor.column, work.first_group, end, device_ns)
             if (ratio != ONE or estimator.is_watching) and estimator.record_deviation(
                 cursor.model.number, ratio, work.slice_id
             ):
                 self._launcher.bounds_are_stale = True
-        if device_ns != work.predicted_ns:
-            lanes.of(cursor).run_queue.correct(cursor, device_ns - work.predicted_ns)
+        if device_ns != flight.predicted_ns:
+            lanes.of(cursor).run_queue.correct(cursor, device_ns - flight.predicted_ns)
         if cursor.passed_group == cursor.group_count:
             self._run_passed(cursor, work.slice_id)
         elif cursor.ending is not None and cursor.in_flight == 0:

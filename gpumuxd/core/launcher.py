@@ -118,15 +118,16 @@ class Launcher:
         if cursor is None:
             has_blocked = any(model.is_blocked for model in self._models.values())
             return Blocked.NO_MEMORY if has_blocked else Blocked.NO_FRAME
-        choice = slicing.choose(cursor, queue, self.bounds, self._settings)
-        if isinstance(choice, Blocked):
-            return choice
+        end_group, predicted_ns, blocked = slicing.choose(
+            cursor, queue, self.bounds, self._settings
+        )
+        if blocked is not None:
+            return blocked
         if cursor.frame == NO_FRAME:
             self._start(cursor, run_queue)
         last = queue.last_cursor
         if last is not cursor and last is not None and last.is_queued:
             self._counters.preemptions += last.preempt()
-        end_group, predicted_ns = choice
         self._slice_id = slice_id = self._slice_id + 1
         work = _new_slice(
             (

@@ -97,8 +97,8 @@ def laxity_ns(model: Model, settings: SchedulerSettings, round_trip_ns: int) -> 
 
 def choose(
     cursor: Cursor, queue: LaunchQueue, bounds: Bounds, settings: SchedulerSettings
-) -> tuple[int, int] | Blocked:
-    """The end group and predicted time of the cursor's next slice, or why there is none now.
+) -> tuple[int, int, Blocked | None]:
+    """The end group and predicted time of the cursor's next slice, and why there is none now.
 
     The window has room: whoever asks has looked.
     """
@@ -106,12 +106,12 @@ def choose(
     next_group = cursor.next_group
     flights = queue.flights
     if not prefix:
-        return _UNKNOWN_ESTIMATE if flights else (next_group + 1, 0)
-    if flights and flights[0].slice.predicted_ns == 0:  # as `has_unknown`
-        return _UNKNOWN_ESTIMATE
+        return next_group + 1, 0, _UNKNOWN_ESTIMATE if flights else None
+    if flights and flights[0].predicted_ns == 0:  # as `has_unknown`
+        return 0, 0, _UNKNOWN_ESTIMATE
     is_profile = cursor.kind is _PROFILE
     if settings.slicing is _WHOLE_RUNS and not is_profile:
-        return cursor.group_count, prefix[-1] - prefix[next_group]
+        return cursor.group_count, prefix[-1] - prefix[next_group], None
 
     covering, covered_ns = bounds.covering[cursor.rank], queue.covered_ns
     if covering:
@@ -132,8 +132,8 @@ def choose(
         end = bisect_right(prefix, start_ns + target_ns, end) - 1
     predicted_ns = prefix[end] - start_ns
     if predicted_ns > room_ns and not _is_alone(predicted_ns, covering, covered_ns):
-        return _OVER_BOUND
-    return end, predicted_ns
+        return end, predicted_ns, _OVER_BOUND
+    return end, predicted_ns, None
 
 
 def _is_alone(predicted_ns: int, covering: list[tuple[int, int]], covered_ns: list[int]) -> bool:

@@ -40,7 +40,8 @@ def choose(
     model = make_model(*group_ns, measured=measured)
     cursor = make_cursor(2, model, priority_class, kind=kind)
     cursor.next_group = next_group
-    return slicing.choose(cursor, queue, Bounds(bounds, ""), settings)
+    end, predicted_ns, blocked = slicing.choose(cursor, queue, Bounds(bounds, ""), settings)
+    return blocked or (end, predicted_ns)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ class ClassQueue:
             del flow.waiting[cursor.model.number]
         heappush(flow.started, item)
         if flow.started[0] is item:
-            self._refresh(flow, True)
+            self._refresh_started(flow)
 
     def drop(self) -> None:
         """A cursor ended or has nothing left to launch; its `is_queued` is False already."""
@@ -152,9 +152,9 @@ class ClassQueue:
         if device_ns < 0:  # entries must not be later than the truth
             waiting, started = flow.current
             if waiting is not None and waiting[0] > tag:
-                self._refresh(flow, False)
+                self._refresh_waiting(flow)
             if started is not None and started[0] > tag:
-                self._refresh(flow, True)
+                self._refresh_started(flow)
 
     def peek(self, rank: int, ledger: Ledger) -> Cursor | None:
         """The next eligible cursor. Marks models whose frame does not fit as blocked."""
@@ -174,7 +174,7 @@ class ClassQueue:
     def unblock(self) -> None:
         """Frames of some model fit again: give every flow its entry back."""
         for flow in self._flows.values():
-            self._refresh(flow, False)
+            self._refresh_waiting(flow)
 
     def _flow(self, cursor: Cursor) -> Flow:
         name = cursor.tenant.name if self.is_fair else ""
@@ -194,8 +194,6 @@ class ClassQueue:
             elif not cursor.is_queued or not (want_started or _may_start(cursor)):
                 heappop(heap)
                 self._refresh(flow, want_started)
-                if want_started:  # the waiting head may be the flow's first now
-                    self._refresh(flow, False)
             elif tag != flow.tag:  # the same head, charged since
                 self._serial = serial = self._serial + 1
                 entry = (flow.tag, deadline_ns, arrival, serial, flow, cursor)
@@ -206,13 +204,26 @@ class ClassQueue:
         return None
 
     def _refresh(self, flow: Flow, want_started: bool) -> None:
-        """Give a flow the entry that its head and tag ask for now."""
-        started = _living_head(flow.started)
-        item = started
-        if not want_started:
-            item = flow.waiting_head()
-            if started is not None and item is not None and started < item:
-                item = None  # behind its own flow: nobody has to look at it
+        if want_started:
+            self._refresh_started(flow)
+        else:
+            self._refresh_waiting(flow)
+
+    def _refresh_started(self, flow: Flow) -> None:
+        """Give a flow the entry that its started head and its tag ask for now."""
+        before = flow.current[True]
+        item = _living_head(flow.started)
+        self._enter(flow, True, item)
+        if item is None or before is None or before[5] is not item[2]:
+            self._refresh_waiting(flow)  # it may come first now, or no longer
+
+    def _refresh_waiting(self, flow: Flow) -> None:
+        """The same for its waiting head; one behind its own flow needs no entry."""
+        item, started = flow.waiting_head(), _living_head(flow.started)
+        is_behind = item is not None and started is not None and started < item
+        self._enter(flow, False, None if is_behind else item)
+
+    def _enter(self, flow: Flow, want_started: bool, item: _Item | None) -> None:
         if item is None:
             flow.current[want_started] = None
             return

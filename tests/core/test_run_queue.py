@@ -7,7 +7,7 @@ import pytest
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
-from gpumuxd.core.run_queue import STALE_MIN, RunQueue
+from gpumuxd.core.run_queue import STALE_MIN, TAG_SCALE, RunQueue
 from gpumuxd.core.tenant import Tenant
 from gpumuxd.domain import PriorityClass
 from gpumuxd.settings import Order
@@ -275,6 +275,87 @@ def test_it_selects_like_a_sorted_list(seed: int) -> None:
         if not selected.is_queued:
             alive.remove(selected)
             player.ledger.return_frame(selected.model, selected.frame)
+    assert compared > 300
+
+
+class ObviousFairQueue:
+    """Start-time fair queueing as one would write it down: scan everybody, every time."""
+
+    def __init__(self) -> None:
+        self.cursors: list[Cursor] = []
+        self.tags: dict[str, int] = {}
+        self.v = 0
+
+    def add(self, cursor: Cursor) -> None:
+        name = cursor.tenant.name
+        tag = self.tags.setdefault(name, 0)
+        if not any(each.tenant.name == name for each in self.cursors):
+            self.tags[name] = max(tag, self.v)
+        self.cursors.append(cursor)
+
+    def next(self, ledger: Ledger) -> Cursor | None:
+        able = [each for each in self.cursors if each.is_started or self._may_start(each, ledger)]
+        return min(able, key=self._key, default=None)
+
+    def charge(self, cursor: Cursor, device_ns: int) -> None:
+        self.tags[cursor.tenant.name] += device_ns * TAG_SCALE // cursor.tenant.weight
+
+    def _key(self, cursor: Cursor) -> tuple[int, int, int]:
+        return self.tags[cursor.tenant.name], cursor.deadline_ns, cursor.arrival
+
+    def _may_start(self, cursor: Cursor, ledger: Ledger) -> bool:
+        return ledger.has_frame(STANDARD) and ledger.fits(cursor.model)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_selects_like_the_obvious_fair_queue(seed: int) -> None:
+    """Tenants, weights, deadlines, corrections, drops, frames and memory, all at once."""
+    rng = random.Random(seed)
+    player, obvious = Player(frames=4, bytes_max=20), ObviousFairQueue()
+    tenants = [Tenant(name) for name in "abc"]
+    for tenant in tenants:
+        tenant.change(rng.randrange(1, 4), None, 1, 0)
+    models = [make_model(*[1] * n, frame_bytes=2 + 3 * n) for n in (1, 2, 4)]
+    charged: list[tuple[Cursor, int]] = []
+    compared = 0
+
+    def end(cursor: Cursor) -> None:
+        obvious.cursors.remove(cursor)
+        if cursor.is_started:
+            player.ledger.return_frame(cursor.model, cursor.frame)
+            for model in models:
+                model.is_blocked = model.is_blocked and not player.ledger.fits(model)
+            player.queue.unblock()
+
+    for arrival in range(700):
+        if rng.random() < 0.4:
+            deadline_ns = rng.choice((None, rng.randrange(1_000)))
+            model, tenant = rng.choice(models), rng.choice(tenants)
+            cursor = make_cursor(arrival, model, deadline_ns=deadline_ns, tenant=tenant)
+            player.add(cursor)
+            obvious.add(cursor)
+        if obvious.cursors and rng.random() < 0.1:
+            cursor = rng.choice(obvious.cursors)
+            player.queue.drop(cursor)
+            end(cursor)
+        if charged and rng.random() < 0.5:
+            cursor, predicted_ns = charged.pop(0)
+            delta_ns = rng.randrange(-predicted_ns, 3 * predicted_ns)
+            player.queue.correct(cursor, delta_ns)
+            obvious.charge(cursor, delta_ns)
+        expected = obvious.next(player.ledger)
+        selected = player.queue.select(player.ledger)
+        assert selected is expected
+        if selected is None:
+            continue
+        compared += 1
+        predicted_ns = rng.randrange(1, 100)
+        obvious.v = max(obvious.v, obvious.tags[selected.tenant.name])
+        obvious.charge(selected, predicted_ns)
+        charged.append((selected, predicted_ns))
+        player.move(1, predicted_ns)
+        if not selected.is_queued:
+            end(selected)
     assert compared > 300
 
 

@@ -6,6 +6,7 @@ that the executor knows when the frame it held is free, also when nobody waits f
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpumuxd.domain import Outcome, RunReport, Slice
 
@@ -18,9 +19,11 @@ class Admit:
     predicted_finish_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Enqueue this slice in its lane and mark its sync point."""
+class Launch(NamedTuple):
+    """Enqueue this slice in its lane and mark its sync point.
+
+    A named tuple for the same reason as `Slice`: one is made in every decision.
+    """
 
     slice: Slice
 

@@ -124,19 +124,21 @@ class Cursor:
     def is_started(self) -> bool:
         return self.frame != NO_FRAME
 
-    def moved_to(self, end_group: int) -> int:
-        """A slice up to this group was launched. Returns the time predicted for the rest: its
-        share of a whole run, never a sum of percentiles of groups; 0 while unknown."""
+    def moved_to(self, end_group: int) -> None:
+        """A slice up to this group was launched."""
         self.next_group = end_group
         self.in_flight += 1
         self.is_preempted = False
         self.after = ()
-        table = self.table
-        prefix = table.prefix
+
+    def predicted_rest_ns(self) -> int:
+        """The time predicted for the groups not launched yet: their share of a whole run, never a
+        sum of percentiles of groups; 0 while unknown."""
+        prefix = self.table.prefix
         if not prefix:
             return 0
         total_ns = prefix[-1]
-        return table.run_ns * (total_ns - prefix[end_group]) // total_ns
+        return self.table.run_ns * (total_ns - prefix[self.next_group]) // total_ns
 
     def slice_passed(
         self, end_group: int, started_ns: int, device_ns: int, is_resumption: bool

@@ -139,7 +139,7 @@ class DeviceScheduler:
         flight.queue.passed(flight, started_ns, device_ns, now_ns)
         cursor.slice_passed(end, started_ns, device_ns, flight.is_resumption)
         estimator, lanes, table = self._estimator, self._lanes, cursor.table
-        if lanes.has_others and lanes.overlapped(flight, started_ns) and table.is_known:
+        if lanes.only is None and lanes.overlapped(flight, started_ns) and table.is_known:
             cursor.interfered = True
             estimator.record_interference(flight.predicted_ns, device_ns)
         else:
@@ -149,7 +149,8 @@ class DeviceScheduler:
             ):
                 self._launcher.bounds_are_stale = True
         if device_ns != flight.predicted_ns:
-            lanes.of(cursor).run_queue.correct(cursor, device_ns - flight.predicted_ns)
+            lane = lanes.only or lanes.of(cursor)
+            lane.run_queue.correct(cursor, device_ns - flight.predicted_ns)
         if cursor.passed_group == cursor.group_count:
             self._run_passed(cursor, work.slice_id)
         elif cursor.ending is not None and cursor.in_flight == 0:
@@ -240,8 +241,8 @@ class DeviceScheduler:
     def poll(self, now_ns: int) -> list[Command]:
         """Decide on all that is known. Commands are in the order they must be carried out."""
         commands: list[Command] = []
-        while (expired := self._deadlines.pop_expired(now_ns)) is not None:
-            self._stop(expired, _missed(expired))
+        if now_ns >= self._deadlines.first_ns:
+            self._expire(now_ns)
         if self._weights_grew:
             self._stop_what_never_fits()
         if self._ended:
@@ -261,6 +262,10 @@ class DeviceScheduler:
     def next_wakeup_ns(self) -> int | None:
         """When to poll at the latest. None: only when something happens."""
         return self._deadlines.next_ns()
+
+    def _expire(self, now_ns: int) -> None:
+        while (expired := self._deadlines.pop_expired(now_ns)) is not None:
+            self._stop(expired, _missed(expired))
 
     def _decide_arrival(self, cursor: Cursor, now_ns: int, commands: list[Command]) -> None:
         model = self._models.get(cursor.model_key)
@@ -306,6 +311,7 @@ class DeviceScheduler:
         return None
 
     def _ahead(self, lane: LaneState, now_ns: int) -> feasibility.Ahead:
+        lane.run_queue.settle()
         others = (each.launch_queue.flights for each in self._lanes.in_order if each is not lane)
         return feasibility.Ahead(
             residual_ns=lane.launch_queue.residual_ns(now_ns),

@@ -39,9 +39,9 @@ class Lanes:
         "_by_kind",
         "_settings",
         "compute",
-        "has_others",
         "high",
         "in_order",
+        "only",
         "partition",
         "upload",
     )
@@ -51,7 +51,7 @@ class Lanes:
         self._by_kind: dict[LaneKind, LaneState] = {}
         self.partition: int | None = None
         self.in_order: list[LaneState] = []  # the order in which decisions are made
-        self.has_others = False
+        self.only: LaneState | None = None  # the compute lane, if there is no other
         self.compute: LaneState | None = None
         self.high: LaneState | None = None
         self.upload: LaneState | None = None
@@ -70,15 +70,15 @@ class Lanes:
             for lane in lanes
         }
         self.in_order = [self._by_kind[kind] for kind in _DECISION_ORDER if kind in kinds]
-        self.has_others = len(self.in_order) > 1
+        self.only = self.in_order[0] if len(self.in_order) == 1 else None
         self.compute = self._by_kind[LaneKind.COMPUTE]
         self.high = self._by_kind.get(LaneKind.COMPUTE_HIGH)
         self.upload = self._by_kind.get(LaneKind.COPY_IN)
 
     def of(self, cursor: Cursor) -> LaneState:
         """Where this cursor's next slice goes."""
-        if not self.has_others and self.in_order:
-            return self.in_order[0]
+        if self.only is not None:
+            return self.only
         lane = self.compute
         if cursor.priority_class is _REALTIME and self.high is not None:
             lane = self.high

@@ -126,7 +126,11 @@ class LaunchQueue:
 
     def passed(self, flight: Flight, started_ns: int, device_ns: int, now_ns: int) -> None:
         """The head has passed."""
-        self._pop(flight)
+        head = self.flights.popleft()
+        assert head is flight, f"slice {flight.slice.slice_id} passed before the head of its lane"
+        predicted_ns, covered_ns = flight.predicted_ns, self.covered_ns
+        for rank in _RANKS_FROM[flight.cursor.rank]:
+            covered_ns[rank] -= predicted_ns
         self.last_end_ns = self.head_since_ns = end_ns = started_ns + device_ns
         self.busy_ns += device_ns
         self._passed = passed = self._passed + 1
@@ -145,7 +149,10 @@ class LaunchQueue:
 
     def failed(self, flight: Flight, now_ns: int) -> None:
         """The head ended without its result; it tells nothing about times."""
-        self._pop(flight)
+        head = self.flights.popleft()
+        assert head is flight, f"slice {flight.slice.slice_id} failed before the head of its lane"
+        for rank in _RANKS_FROM[flight.cursor.rank]:
+            self.covered_ns[rank] -= flight.predicted_ns
         self.last_end_ns = now_ns
         self.head_since_ns = now_ns
 
@@ -161,13 +168,6 @@ class LaunchQueue:
         """The device is lost: nothing of this will pass."""
         self.flights.clear()
         self.covered_ns = [0] * len(PriorityClass)
-
-    def _pop(self, flight: Flight) -> None:
-        head = self.flights.popleft()
-        assert head is flight, f"slice {flight.slice.slice_id} passed before the head of its lane"
-        predicted_ns, covered_ns = flight.predicted_ns, self.covered_ns
-        for rank in _RANKS_FROM[flight.cursor.rank]:
-            covered_ns[rank] -= predicted_ns
 
 
 def _follow(average_ns: int, sample_ns: int) -> int:

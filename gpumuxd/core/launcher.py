@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from functools import partial
 
 from gpumuxd.commands import Command, Launch
-from gpumuxd.core import slicing
 from gpumuxd.core.cursor import NO_FRAME, Cursor
 from gpumuxd.core.eligibility import Blocked
 from gpumuxd.core.lanes import Lanes, LaneState
@@ -23,15 +22,14 @@ from gpumuxd.core.launch_queue import Flight
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
 from gpumuxd.core.run_queue import RunQueue
+from gpumuxd.core.slicing import bounds_of, choose
 from gpumuxd.core.snapshot import Counters
 from gpumuxd.domain import Slice
 from gpumuxd.settings import SchedulerSettings
 
-# Bound to a name: naming a member through its enum class takes 0.4 us on Python 3.11.
-_WINDOW_FULL = Blocked.WINDOW_FULL
-
 _new_slice = partial(tuple.__new__, Slice)
-"""A slice from its fields in order, as `Slice._make` but without its two Python calls (1 us)."""
+_new_launch = partial(tuple.__new__, Launch)
+"""Named tuples from their fields in order, without the Python call that `Slice(...)` is (1 us)."""
 
 
 class Launcher:
@@ -64,7 +62,7 @@ class Launcher:
         self._counters = counters
         self._slice_id = 0
         self.flights: dict[int, Flight] = {}  # by slice id
-        self.bounds = slicing.bounds_of((), settings, settings.round_trip_ns)
+        self.bounds = bounds_of((), settings, settings.round_trip_ns)
         self.bounds_are_stale = False  # models or their estimates changed since
 
     def launch(self, now_ns: int, commands: list[Command]) -> None:
@@ -84,45 +82,48 @@ class Launcher:
         assert self._lanes.in_order, "lanes are announced before anything else"
         self.bounds_are_stale = False
         round_trip_ns = self._lanes.in_order[0].launch_queue.round_trip_ns
-        self.bounds = slicing.bounds_of(self._models.values(), self._settings, round_trip_ns)
+        self.bounds = bounds_of(self._models.values(), self._settings, round_trip_ns)
 
     def _fill(self, lane: LaneState, now_ns: int, commands: list[Command]) -> None:
         """Launch on one lane until something is in the way."""
         run_queue, queue = lane.run_queue, lane.launch_queue
-        blocked = self._why_held(lane) if self._lanes.high is not None else None
-        while blocked is None:
-            if not run_queue.live:
+        flights = queue.flights
+        if self._lanes.high is not None and self._is_held(lane):
+            self._counters.blocked[Blocked.HELD_FOR_REALTIME.value] += 1
+            return
+        while run_queue.live:
+            if len(flights) >= queue.window:
+                self._counters.window_full += 1
                 return
-            if len(queue.flights) >= queue.window:
-                blocked = _WINDOW_FULL
-            else:
-                blocked = self._launch_next(lane, now_ns, commands)
-        self._counters.blocked[blocked._value_] += 1
+            cursor = run_queue.select(self._ledger)
+            if cursor is None:
+                has_blocked = any(model.is_blocked for model in self._models.values())
+                blocked = Blocked.NO_MEMORY if has_blocked else Blocked.NO_FRAME
+                self._counters.blocked[blocked.value] += 1
+                return
+            end, predicted_ns, why_not = choose(cursor, queue, self.bounds, self._settings)
+            if why_not is not None:
+                self._counters.blocked[why_not.value] += 1
+                return
+            commands.append(self._move(cursor, lane, end, predicted_ns, now_ns))
 
-    def _why_held(self, lane: LaneState) -> Blocked | None:
+    def _is_held(self, lane: LaneState) -> bool:
         """Lower work does not start beside REALTIME work that runs or could run."""
         high = self._lanes.high
         if high is None or lane is not self._lanes.compute:
-            return None
+            return False
         if not high.launch_queue.flights and high.run_queue.select(self._ledger) is None:
-            return None
+            return False
         last = lane.launch_queue.last_cursor
         if last is not None:
             self._counters.preemptions += last.preempt()
-        return Blocked.HELD_FOR_REALTIME
+        return True
 
-    def _launch_next(self, lane: LaneState, now_ns: int, commands: list[Command]) -> Blocked | None:
-        """Launch one slice on this lane, or say what is in the way."""
+    def _move(
+        self, cursor: Cursor, lane: LaneState, end_group: int, predicted_ns: int, now_ns: int
+    ) -> Launch:
+        """Move a cursor: one slice, from where it stands to `end_group`."""
         run_queue, queue = lane.run_queue, lane.launch_queue
-        cursor = run_queue.select(self._ledger)
-        if cursor is None:
-            has_blocked = any(model.is_blocked for model in self._models.values())
-            return Blocked.NO_MEMORY if has_blocked else Blocked.NO_FRAME
-        end_group, predicted_ns, blocked = slicing.choose(
-            cursor, queue, self.bounds, self._settings
-        )
-        if blocked is not None:
-            return blocked
         if cursor.frame == NO_FRAME:
             self._start(cursor, run_queue)
         last = queue.last_cursor
@@ -144,12 +145,13 @@ class Launcher:
                 predicted_ns,
             )
         )
-        self._counters.slices_launched = slice_id
-        self._counters.groups_launched += end_group - cursor.next_group
+        counters = self._counters
+        counters.slices_launched = slice_id
+        counters.groups_launched += end_group - cursor.next_group
         self.flights[slice_id] = queue.launch(work, cursor, now_ns, cursor.is_preempted)
-        run_queue.launched(cursor, predicted_ns, cursor.moved_to(end_group))
-        commands.append(Launch(work))
-        return None
+        cursor.moved_to(end_group)
+        run_queue.launched(cursor, predicted_ns)
+        return _new_launch((work,))
 
     def _start(self, cursor: Cursor, run_queue: RunQueue) -> None:
         """Give it a frame, for as long as it lives."""

@@ -256,7 +256,7 @@ def _keep_living(heap: list[_Item]) -> None:
 class RunQueue:
     """Every cursor of one lane that has groups left to launch."""
 
-    __slots__ = ("_classes", "_in_order", "backlog_ns", "live", "realtime")
+    __slots__ = ("_classes", "_in_order", "_started", "backlog_ns", "live", "realtime")
 
     def __init__(self, order: Order) -> None:
         if order is Order.FIFO:
@@ -269,6 +269,7 @@ class RunQueue:
                 for each in PriorityClass
             ]
             self._in_order = [(rank, self._classes[rank]) for rank in (2, 1, 0)]
+        self._started: dict[int, Cursor] = {}  # by cursor id; at most as many as frames
         self.live = 0  # queued cursors: admitted, alive, with groups left to launch
         self.backlog_ns = [0] * len(PriorityClass)  # predicted and not launched yet, by class
         self.realtime = DeadlineBacklog()  # the same for REALTIME, by deadline
@@ -279,26 +280,23 @@ class RunQueue:
         self.live += 1
         self.backlog_ns[rank] += cursor.remaining_ns
         self._classes[rank].add(cursor)
+        if cursor.is_started:
+            self._started[cursor.cursor_id] = cursor
         if rank == _REALTIME:
             self.realtime.add(cursor)
 
     def start(self, cursor: Cursor) -> None:
         """It was given a frame."""
+        self._started[cursor.cursor_id] = cursor
         self._classes[cursor.rank].start(cursor)
 
-    def launched(self, cursor: Cursor, predicted_ns: int, remaining_ns: int) -> None:
-        """A slice of it was launched; `remaining_ns` is predicted for the rest."""
-        rank = cursor.rank
-        queue = self._classes[rank]
+    def launched(self, cursor: Cursor, predicted_ns: int) -> None:
+        """A slice of it was launched; `cursor.next_group` has moved."""
+        queue = self._classes[cursor.rank]
         if queue.is_fair:
             queue.serve(cursor, predicted_ns)
         if cursor.next_group == cursor.group_count:
             self.drop(cursor)
-            return
-        self.backlog_ns[rank] += remaining_ns - cursor.remaining_ns
-        cursor.remaining_ns = remaining_ns
-        if rank == _REALTIME:
-            self.realtime.touch(cursor)
 
     def drop(self, cursor: Cursor) -> None:
         """It ended, moved to another lane or has nothing left to launch. Idempotent."""
@@ -308,8 +306,19 @@ class RunQueue:
             self.live -= 1
             self.backlog_ns[rank] -= cursor.remaining_ns
             self._classes[rank].drop()
+            self._started.pop(cursor.cursor_id, None)
             if rank == _REALTIME:
                 self.realtime.remove(cursor)
+
+    def settle(self) -> None:
+        """Bring the backlogs up to date. Only started cursors have moved, and only arrivals ask,
+        so this is done for them and not at every launch."""
+        for cursor in self._started.values():
+            remaining_ns = cursor.predicted_rest_ns()
+            self.backlog_ns[cursor.rank] += remaining_ns - cursor.remaining_ns
+            cursor.remaining_ns = remaining_ns
+            if cursor.rank == _REALTIME:
+                self.realtime.touch(cursor)
 
     def correct(self, cursor: Cursor, device_ns: int) -> None:
         """A slice took this much more than was charged; negative: less."""

@@ -21,6 +21,7 @@ class Counters:
         "preemptions",
         "refused",
         "slices_launched",
+        "window_full",
     )
 
     def __init__(self) -> None:
@@ -29,8 +30,11 @@ class Counters:
         self.preemptions = 0
         self.deadline_missed = 0
         self.refused = 0
-        # By its string: hashing an enum member is a Python call, and this is the hot path.
+        self.window_full = 0  # the one reason that is counted in nearly every decision
         self.blocked = dict.fromkeys((reason.value for reason in Blocked), 0)
+
+    def blocked_by_reason(self) -> dict[str, int]:
+        return self.blocked | {Blocked.WINDOW_FULL.value: self.window_full}
 
 
 def snapshot(
@@ -65,7 +69,7 @@ def snapshot(
         bound_origin=bounds.origin,
         round_trip_ns=first.round_trip_ns if first is not None else 0,
         rescales=estimator.rescales,
-        blocked=tuple(counters.blocked.items()),
+        blocked=tuple(counters.blocked_by_reason().items()),
     )
 
 

@@ -47,5 +47,9 @@ def test_one_without_groups_left_is_not_preempted() -> None:
 
 def test_the_rest_is_a_share_of_the_whole_run() -> None:
     cursor = make_cursor(1, make_model(100, 300))
-    assert [cursor.moved_to(1), cursor.moved_to(2)] == [300, 0]
+    rest = [cursor.predicted_rest_ns()]
+    for end_group in (1, 2):
+        cursor.moved_to(end_group)
+        rest.append(cursor.predicted_rest_ns())
+    assert rest == [400, 300, 0]
     assert (cursor.next_group, cursor.in_flight) == (2, 2)

@@ -36,8 +36,8 @@ class Player:
         if not cursor.is_started:
             cursor.frame = self.ledger.take_frame(cursor.model)
             self.queue.start(cursor)
-        remaining_ns = cursor.moved_to(min(cursor.group_count, cursor.next_group + groups))
-        self.queue.launched(cursor, predicted_ns, remaining_ns)
+        cursor.moved_to(min(cursor.group_count, cursor.next_group + groups))
+        self.queue.launched(cursor, predicted_ns)
         return cursor.arrival
 
     def order(self, groups: int = 1_000) -> list[int]:
@@ -227,12 +227,13 @@ def test_entries_do_not_pile_up_when_heads_change() -> None:
 def test_backlog_is_the_unlaunched_work_by_class() -> None:
     player, model = Player(), make_model(50, 50)
     cursor = make_cursor(1, model, BEST_EFFORT)
-    player.add(cursor, make_cursor(2, model, STANDARD, remaining_ns=7))
+    player.add(cursor, make_cursor(2, make_model(7), STANDARD))
     assert player.queue.backlog_ns == [100, 7, 0]
-    player.queue.launched(cursor, 50, cursor.moved_to(1))
-    assert player.queue.backlog_ns == [50, 7, 0]
+    assert [player.move(1), player.move(1)] == [2, 1]
+    player.queue.settle()
+    assert player.queue.backlog_ns == [50, 0, 0]
     player.queue.drop(cursor)
-    assert player.queue.backlog_ns == [0, 7, 0]
+    assert player.queue.backlog_ns == [0, 0, 0]
 
 
 def reference_next(cursors: list[Cursor], has_frame: bool) -> Cursor | None:
@@ -363,7 +364,11 @@ def test_the_realtime_backlog_follows_its_cursors() -> None:
     player, model = Player(), make_model(500, 500)
     first, second = (make_cursor(n, model, REALTIME, deadline_ns=100 * n) for n in (1, 2))
     player.add(first, second, make_cursor(3, model))
-    before = player.queue.realtime.work_before_ns
+
+    def before(deadline_ns: int) -> int:
+        player.queue.settle()
+        return player.queue.realtime.work_before_ns(deadline_ns)
+
     assert (before(100), before(200)) == (1_000, 2_000)
     assert player.move(1) == 1
     assert (before(100), before(200)) == (500, 1_500)

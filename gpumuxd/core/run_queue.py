@@ -150,11 +150,16 @@ class ClassQueue:
         flow = self._flows.get(cursor.tenant.name) or self._flow(cursor)  # its lane may be new
         flow.tag = tag = flow.tag + device_ns * TAG_SCALE // cursor.tenant.weight
         if device_ns < 0:  # entries must not be later than the truth
-            waiting, started = flow.current
-            if waiting is not None and waiting[0] > tag:
-                self._refresh_waiting(flow)
-            if started is not None and started[0] > tag:
-                self._refresh_started(flow)
+            for want_started in (False, True):
+                entry = flow.current[want_started]
+                if entry is not None and entry[0] > tag:
+                    heappush(self._heaps[want_started], self._retag(entry, flow, want_started))
+
+    def _retag(self, entry: _Entry, flow: Flow, want_started: bool) -> _Entry:
+        """The same head with the flow's tag of now; whether it lives is asked at the top."""
+        self._serial = serial = self._serial + 1
+        flow.current[want_started] = entry = (flow.tag, entry[1], entry[2], serial, flow, entry[5])
+        return entry
 
     def peek(self, rank: int, ledger: Ledger) -> Cursor | None:
         """The next eligible cursor. Marks models whose frame does not fit as blocked."""
@@ -188,17 +193,14 @@ class ClassQueue:
         heap = self._heaps[want_started]
         while heap:
             entry = heap[0]
-            tag, deadline_ns, arrival, _, flow, cursor = entry
+            tag, _, _, _, flow, cursor = entry
             if entry is not flow.current[want_started]:
                 heappop(heap)
             elif not cursor.is_queued or not (want_started or _may_start(cursor)):
                 heappop(heap)
                 self._refresh(flow, want_started)
             elif tag != flow.tag:  # the same head, charged since
-                self._serial = serial = self._serial + 1
-                entry = (flow.tag, deadline_ns, arrival, serial, flow, cursor)
-                flow.current[want_started] = entry
-                heapreplace(heap, entry)
+                heapreplace(heap, self._retag(entry, flow, want_started))
             else:
                 return entry
         return None

@@ -240,6 +240,16 @@ class DeviceScheduler:
 
     def poll(self, now_ns: int) -> list[Command]:
         """Decide on all that is known. Commands are in the order they must be carried out."""
+        commands = self.poll_fates(now_ns)
+        commands += self.poll_launches(now_ns)
+        return commands
+
+    def poll_fates(self, now_ns: int) -> list[Command]:
+        """The first half of `poll`: who has ended, and who of the new ones is admitted.
+
+        A loop that carries these out before it asks for the second half, at the same `now_ns`,
+        answers an arrival without waiting for the choice of the next slice.
+        """
         commands: list[Command] = []
         if now_ns >= self._deadlines.first_ns:
             self._expire(now_ns)
@@ -253,6 +263,11 @@ class DeviceScheduler:
             for cursor in self._arrivals:
                 self._decide_arrival(cursor, now_ns, commands)
             self._arrivals.clear()
+        return commands
+
+    def poll_launches(self, now_ns: int) -> list[Command]:
+        """The second half of `poll`: models that go, and what is launched next."""
+        commands: list[Command] = []
         if self._draining:
             self._release_drained(commands)
         if self._lost is None:

@@ -1,6 +1,6 @@
 """The device loop: the one place where mail, scheduler and executor of a device meet.
 
-    drain the mail and the completions into `handle`; carry out what `poll` returns; wait
+    drain the mail and the completions into `handle`; carry out what the polls return; wait
 
 It decides nothing: order is the scheduler's, work is the executor's, and models that come and go
 are `loading.py`'s. It must not know how a slice is chosen. Invariants: every Submit is answered by
@@ -111,7 +111,12 @@ class DeviceLoop:
         if self._is_stop_asked and not self._is_stopping:
             self._begin_stop()
         self._loading.advance()
-        for command in self._scheduler.poll(self._clock()):
+        now_ns = self._clock()
+        # In two halves, so that a request is accepted before the next slice is chosen: that
+        # choice is half the way from Submit to Accepted.
+        for command in self._scheduler.poll_fates(now_ns):
+            self._carry_out(command)
+        for command in self._scheduler.poll_launches(now_ns):
             self._carry_out(command)
         if self._turns >= self._collect_at:
             self._collect_garbage()

@@ -651,6 +651,16 @@ def test_same_events_same_commands() -> None:
     assert told() == told()
 
 
+def test_the_halves_of_a_poll_say_together_what_a_poll_says() -> None:
+    whole, halves = (Conversation(LONG, SHORT).scheduler for _ in range(2))
+    for scheduler in (whole, halves):
+        for event in (request(1, "long"), request(2, "short", REALTIME), request(3, "stranger")):
+            scheduler.handle(event, 5)
+    fates = halves.poll_fates(5)
+    assert kinds(fates) == ["Admit", "Admit", "Finish"]
+    assert fates + halves.poll_launches(5) == whole.poll(5)
+
+
 def test_handle_decides_nothing() -> None:
     """A batch of events is decided once: the later, more urgent arrival goes first."""
     talk = Conversation(LONG, SHORT)

@@ -60,8 +60,8 @@ class Channel:
         self._outbox: deque[tuple[bytes, array[int]]] = deque()
         self._outbox_frames_max = outbox_frames_max
         # One byte more than a frame may have: what fills it was cut or is too long.
-        self._inbox = bytearray(FRAME_BYTES_MAX + 1)
-        self._inbox_view = memoryview(self._inbox)
+        self._inbox = memoryview(bytearray(FRAME_BYTES_MAX + 1))
+        self._inbox_buffers = [self._inbox]
 
     @classmethod
     def pair(cls) -> "tuple[Channel, socket.socket]":
@@ -129,9 +129,15 @@ class Channel:
         closes what came with it) for a datagram that is no frame.
         """
         try:
-            size, ancillary, flags, _ = self._receive_datagram()
+            size, ancillary, flags, _ = self._sock.recvmsg_into(
+                self._inbox_buffers, _ANCILLARY_BYTES, _CLOSE_ON_EXEC
+            )
         except (BlockingIOError, InterruptedError):
             return None
+        except ConnectionResetError:
+            # The peer closed without having read all we sent. The kernel says that first, and
+            # once; what the peer had sent us is still in the queue behind it.
+            return self.receive()
         except OSError as error:
             raise ChannelClosed(str(error)) from error
         fds = _descriptors(ancillary) if ancillary else []
@@ -145,7 +151,7 @@ class Channel:
                 f"a datagram over {FRAME_BYTES_MAX} bytes or {FDS_MAX} descriptors was cut"
             )
         try:
-            return decode(self._inbox_view[:size]), fds
+            return decode(self._inbox[:size]), fds
         except msgspec.DecodeError as error:
             _close_all(fds)
             raise MalformedFrame(f"a datagram of {size} bytes is no frame: {error}") from error
@@ -169,15 +175,6 @@ class Channel:
         except OSError as error:
             raise ChannelClosed(str(error)) from error
         return True
-
-    def _receive_datagram(self) -> tuple[int, list[tuple[int, int, bytes]], int, object]:
-        arguments = ([self._inbox_view], _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
-        try:
-            return self._sock.recvmsg_into(*arguments)
-        except ConnectionResetError:
-            # The peer closed without having read all we sent. The kernel reports that first, and
-            # once; what the peer had sent us is still in the queue behind it.
-            return self._sock.recvmsg_into(*arguments)
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

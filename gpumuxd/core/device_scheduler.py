@@ -130,7 +130,8 @@ class DeviceScheduler:
         self._arrivals.append(cursor)
 
     def _slice_passed(self, event: SyncPointReached, now_ns: int) -> None:
-        flight = self._launcher.flights.pop(event.slice_id, None)
+        launcher = self._launcher
+        flight = launcher.flights.pop(event.slice_id, None)
         if flight is None:
             assert self._lost is not None, f"slice {event.slice_id} is not in flight"
             return
@@ -138,19 +139,20 @@ class DeviceScheduler:
         started_ns, device_ns, end = event.started_ns, event.device_ns, work.end_group
         flight.queue.passed(flight, started_ns, device_ns, now_ns)
         cursor.slice_passed(end, started_ns, device_ns, flight.is_resumption)
-        estimator, lanes, table = self._estimator, self._lanes, cursor.table
-        if lanes.only is None and lanes.overlapped(flight, started_ns) and table.is_known:
+        estimator, table, predicted_ns = self._estimator, cursor.table, flight.predicted_ns
+        lane = self._lanes.only
+        if lane is None and self._lanes.overlapped(flight, started_ns) and table.is_known:
             cursor.interfered = True
-            estimator.record_interference(flight.predicted_ns, device_ns)
+            estimator.record_interference(predicted_ns, device_ns)
         else:
             ratio = table.record_slice(cursor.column, work.first_group, end, device_ns)
             if (ratio != ONE or estimator.is_watching) and estimator.record_deviation(
                 cursor.model.number, ratio, work.slice_id
             ):
-                self._launcher.bounds_are_stale = True
-        if device_ns != flight.predicted_ns:
-            lane = lanes.only or lanes.of(cursor)
-            lane.run_queue.correct(cursor, device_ns - flight.predicted_ns)
+                launcher.bounds_are_stale = True
+        if device_ns != predicted_ns:
+            run_queue = (lane or self._lanes.of(cursor)).run_queue
+            run_queue.correct(cursor, device_ns - predicted_ns)
         if cursor.passed_group == cursor.group_count:
             self._run_passed(cursor, work.slice_id)
         elif cursor.ending is not None and cursor.in_flight == 0:
@@ -240,9 +242,9 @@ class DeviceScheduler:
 
     def poll(self, now_ns: int) -> list[Command]:
         """Decide on all that is known. Commands are in the order they must be carried out."""
-        commands = self.poll_fates(now_ns)
-        commands += self.poll_launches(now_ns)
-        return commands
+        fates = self.poll_fates(now_ns)
+        launches = self.poll_launches(now_ns)
+        return fates + launches if fates else launches
 
     def poll_fates(self, now_ns: int) -> list[Command]:
         """The first half of `poll`: who has ended, and who of the new ones is admitted.

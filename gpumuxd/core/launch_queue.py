@@ -113,12 +113,13 @@ class LaunchQueue:
     def launch(
         self, work: Slice, cursor: Cursor, now_ns: int, is_resumption: bool = False
     ) -> Flight:
-        was_idle = not self.flights
+        flights, covered_ns = self.flights, self.covered_ns
+        was_idle = not flights
         if was_idle:
             self.head_since_ns = now_ns
         flight = Flight(work, cursor, self, now_ns, was_idle, is_resumption)
-        self.flights.append(flight)
-        predicted_ns, covered_ns = flight.predicted_ns, self.covered_ns
+        flights.append(flight)
+        predicted_ns = flight.predicted_ns
         for rank in _RANKS_FROM[cursor.rank]:
             covered_ns[rank] += predicted_ns
         self.last_cursor = cursor

@@ -30,6 +30,7 @@ from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.deadline_backlog import DeadlineBacklog
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
+from gpumuxd.core.tenant import Tenant
 from gpumuxd.domain import PriorityClass
 from gpumuxd.settings import Order
 
@@ -137,38 +138,49 @@ class ClassQueue:
         if self._dead > max(STALE_MIN, self.live):
             self._rebuild()
 
-    def serve(self, cursor: Cursor, device_ns: int) -> None:
-        """A slice of it goes now: its flow's tag is the class's time, and the slice is charged."""
-        tenant = cursor.tenant
+    def serve(self, tenant: Tenant, device_ns: int) -> None:
+        """A slice of its flow goes now: the flow's tag is the class's time, and is charged."""
         flow = self._flows[tenant.name]
-        if flow.tag > self.v:
-            self.v = flow.tag
-        flow.tag += device_ns * TAG_SCALE // tenant.weight
+        tag = flow.tag
+        if tag > self.v:
+            self.v = tag
+        flow.tag = tag + device_ns * TAG_SCALE // tenant.weight
 
     def correct(self, cursor: Cursor, device_ns: int) -> None:
         """A slice took this much more than it was charged; negative: less."""
-        flow = self._flows.get(cursor.tenant.name) or self._flow(cursor)  # its lane may be new
-        flow.tag = tag = flow.tag + device_ns * TAG_SCALE // cursor.tenant.weight
+        tenant = cursor.tenant
+        flow = self._flows.get(tenant.name) or self._flow(cursor)  # its lane may be new
+        flow.tag = tag = flow.tag + device_ns * TAG_SCALE // tenant.weight
         if device_ns < 0:  # entries must not be later than the truth
-            for want_started in (False, True):
-                entry = flow.current[want_started]
-                if entry is not None and entry[0] > tag:
-                    heappush(self._heaps[want_started], self._retag(entry, flow, want_started))
+            waiting, started = flow.current
+            if started is not None and started[0] > tag:
+                self._advance(started, flow, True)
+            if waiting is not None and waiting[0] > tag:
+                self._advance(waiting, flow, False)
+
+    def _advance(self, entry: _Entry, flow: Flow, want_started: bool) -> None:
+        """The flow's tag has fallen below that of its entry."""
+        heap, advanced = self._heaps[want_started], self._retag(entry, flow, want_started)
+        if heap[0] is entry:
+            heap[0] = advanced  # the smallest, and smaller now: still a heap
+        else:
+            heappush(heap, advanced)
 
     def _retag(self, entry: _Entry, flow: Flow, want_started: bool) -> _Entry:
         """The same head with the flow's tag of now; whether it lives is asked at the top."""
         self._serial = serial = self._serial + 1
-        flow.current[want_started] = entry = (flow.tag, entry[1], entry[2], serial, flow, entry[5])
+        _, deadline_ns, arrival, _, _, head = entry
+        flow.current[want_started] = entry = (flow.tag, deadline_ns, arrival, serial, flow, head)
         return entry
 
     def peek(self, rank: int, ledger: Ledger) -> Cursor | None:
         """The next eligible cursor. Marks models whose frame does not fit as blocked."""
         waiting_heap, started_heap = self._heaps
-        started = self._top(True) if started_heap else None
+        started = self._top(started_heap, True) if started_heap else None
         if not waiting_heap or not ledger.has_frame(rank):
             return started[5] if started is not None else None
         while True:
-            waiting = self._top(False) if waiting_heap else None
+            waiting = self._top(waiting_heap, False)
             if waiting is None or (started is not None and started < waiting):
                 return started[5] if started is not None else None
             model = waiting[5].model
@@ -188,9 +200,8 @@ class ClassQueue:
             flow = self._flows[name] = Flow()
         return flow
 
-    def _top(self, want_started: bool) -> _Entry | None:
+    def _top(self, heap: list[_Entry], want_started: bool) -> _Entry | None:
         """The first entry that still says the truth; others are corrected on the way."""
-        heap = self._heaps[want_started]
         while heap:
             entry = heap[0]
             tag, _, _, _, flow, cursor = entry
@@ -199,10 +210,13 @@ class ClassQueue:
             elif not cursor.is_queued or not (want_started or _may_start(cursor)):
                 heappop(heap)
                 self._refresh(flow, want_started)
-            elif tag != flow.tag:  # the same head, charged since
-                heapreplace(heap, self._retag(entry, flow, want_started))
-            else:
+            elif tag == flow.tag:
                 return entry
+            else:  # the same head, charged since
+                entry = self._retag(entry, flow, want_started)
+                heapreplace(heap, entry)
+                if heap[0] is entry:
+                    return entry
         return None
 
     def _refresh(self, flow: Flow, want_started: bool) -> None:
@@ -296,7 +310,7 @@ class RunQueue:
         """A slice of it was launched; `cursor.next_group` has moved."""
         queue = self._classes[cursor.rank]
         if queue.is_fair:
-            queue.serve(cursor, predicted_ns)
+            queue.serve(cursor.tenant, predicted_ns)
         if cursor.next_group == cursor.group_count:
             self.drop(cursor)
 

@@ -109,28 +109,29 @@ def choose(
         return next_group + 1, 0, _UNKNOWN_ESTIMATE if flights else None
     if flights and flights[0].predicted_ns == 0:  # as `has_unknown`
         return 0, 0, _UNKNOWN_ESTIMATE
-    is_profile = cursor.kind is _PROFILE
-    if settings.slicing is _WHOLE_RUNS and not is_profile:
+    if settings.slicing is _WHOLE_RUNS and cursor.kind is not _PROFILE:
         return cursor.group_count, prefix[-1] - prefix[next_group], None
 
-    covering, covered_ns = bounds.covering[cursor.rank], queue.covered_ns
+    rank, covered_ns, target_ns = cursor.rank, queue.covered_ns, settings.slice_ns_max
+    covering = bounds.covering[rank]
     if covering:
-        tightest_ns = room_ns = bounds.tightest_from[cursor.rank]
-        for rank, bound_ns in covering:
-            if bound_ns - covered_ns[rank] < room_ns:
-                room_ns = bound_ns - covered_ns[rank]
+        room_ns = tightest_ns = bounds.tightest_from[rank]
+        for low, bound_ns in covering:
+            left_ns = bound_ns - covered_ns[low]
+            if left_ns < room_ns:
+                room_ns = left_ns
+        share_ns = tightest_ns // queue.window
+        if share_ns < target_ns:
+            target_ns = share_ns
     else:
-        tightest_ns = settings.slice_ns_max * queue.window
-        room_ns = tightest_ns - covered_ns[-1]
-    target_ns = tightest_ns // queue.window
-    if target_ns > room_ns:
+        room_ns = target_ns * queue.window - covered_ns[-1]
+    if room_ns < target_ns:
         target_ns = room_ns
-    if target_ns > settings.slice_ns_max:
-        target_ns = settings.slice_ns_max
     start_ns, end = prefix[next_group], next_group + 1
-    if not is_profile and prefix[end] - start_ns < target_ns:
-        end = bisect_right(prefix, start_ns + target_ns, end) - 1
     predicted_ns = prefix[end] - start_ns
+    if predicted_ns < target_ns and cursor.kind is not _PROFILE:
+        end = bisect_right(prefix, start_ns + target_ns, end) - 1
+        predicted_ns = prefix[end] - start_ns
     if predicted_ns > room_ns and not _is_alone(predicted_ns, covering, covered_ns):
         return end, predicted_ns, _OVER_BOUND
     return end, predicted_ns, None

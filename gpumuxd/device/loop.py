@@ -192,7 +192,7 @@ class DeviceLoop:
             self._executor.bind(
                 request.request_id,
                 [self._arena.tensor(block) for block in request.inputs],
-                [self._arena.region(block) for block in request.outputs],
+                [self._arena.tensor(block) for block in request.outputs],
             )
         self._executor.launch(work)
 
@@ -203,7 +203,7 @@ class DeviceLoop:
             return
         outputs: tuple[Block, ...] = ()
         if command.outcome.kind is OutcomeKind.COMPLETED:
-            outputs = blocks_of(request.outputs, self._executor.result(request.request_id))
+            outputs = blocks_of(request.outputs, *self._executor.result(request.request_id))
         self._executor.unbind(request.request_id)
         self._mailbox.post(Finished(request.request_id, command.outcome, command.report, outputs))
 

@@ -88,9 +88,10 @@ _Enqueued = tuple[int, _Cursor, int, int]  # slice id, cursor, first group, end 
 class CpuExecutor:
     """An `Executor` of `Program`s whose tensors are torch tensors.
 
-    `bind` takes the inputs in the program's order, and one flat uint8 tensor per output: the room
-    that is reserved for it. No such regions at all: the outputs are dropped. Inputs are read in
-    place and must not change until the request is unbound.
+    `bind` takes the inputs in the program's order, and a dense tensor per output: its *region*,
+    which is the room that is reserved for it and says what it will probably be. No regions at
+    all: the outputs are dropped. Inputs are read in place and must not change until the request
+    is unbound.
 
     `mail_fd` is a descriptor whose readability ends a `wait` too: the loop's mail.
     """
@@ -140,9 +141,11 @@ class CpuExecutor:
     def unbind(self, request_id: int) -> None:
         self._bindings.pop(request_id, None)
 
-    def result(self, request_id: int) -> tuple[torch.Tensor, ...]:
-        """The true outputs of a request whose last slice has passed, inside their regions."""
-        return self._bindings[request_id].results
+    def result(self, request_id: int) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """The regions of a request whose last slice has passed, and the true outputs in them. An
+        output that is as its region describes it is that very tensor."""
+        binding = self._bindings[request_id]
+        return binding.regions, binding.results
 
     def bytes_held(self, cursor_id: int) -> int:
         """Bytes of intermediates a cursor holds now; none of its slices is in flight."""
@@ -233,6 +236,10 @@ def _run(slice_id: int, cursor: _Cursor, first_group: int, end_group: int) -> Co
 def _write_outputs(outputs: Sequence[torch.Tensor], binding: _Binding) -> None:
     results = []
     for index, (output, region) in enumerate(zip(outputs, binding.regions, strict=True)):
+        if output.dtype is region.dtype and output.shape == region.shape:
+            # As expected, which is nearly always: no views are made, 5 us and not 25.
+            results.append(region.copy_(output))
+            continue
         if output.nbytes > region.nbytes:
             raise OutputTooLarge(
                 f"output {index} of shape {list(output.shape)} takes {output.nbytes} bytes, "
@@ -241,8 +248,8 @@ def _write_outputs(outputs: Sequence[torch.Tensor], binding: _Binding) -> None:
         if output.numel() == 0:
             results.append(torch.empty_like(output))
             continue
-        result = region[: output.nbytes].view(output.dtype).view(output.shape)
-        results.append(result.copy_(output))
+        room = region.view(-1).view(torch.uint8)[: output.nbytes]
+        results.append(room.view(output.dtype).view(output.shape).copy_(output))
     binding.results = tuple(results)
 
 

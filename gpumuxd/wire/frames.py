@@ -53,8 +53,8 @@ class Start(Frame, frozen=True):
 class Submit(Frame, frozen=True):
     """A request whose inputs lie in the arena and whose outputs are reserved there.
 
-    `inputs` and `outputs` are in the order of the model's spec. The size of an output block is a
-    bound; the child writes the true tensor at its offset.
+    `inputs` and `outputs` are in the order of the model's spec. An output block is what is
+    expected and its size a bound; the child writes the true tensor at its offset.
     """
 
     request_id: int

@@ -168,10 +168,7 @@ class DeviceChild:
             deadline_ns=deadline_ns,
             inputs=tuple(self._copy_in(inputs[tensor.name]) for tensor in spec.inputs),
             outputs=tuple(
-                self._reserve(
-                    tensor_bytes(tensor.datatype, evaluate_shape(tensor.shape, bindings)),
-                    tensor.datatype,
-                )
+                self._reserve(tensor.datatype, evaluate_shape(tensor.shape, bindings))
                 for tensor in spec.outputs
             ),
         )
@@ -241,9 +238,10 @@ class DeviceChild:
 
     def _copy_in(self, tensor: torch.Tensor) -> Block:
         data = tensor.contiguous().numpy().tobytes()
-        block = self._reserve(len(data), DATATYPE_OF[tensor.dtype])
+        block = self._reserve(DATATYPE_OF[tensor.dtype], tuple(tensor.shape))
         self.arena.view(block.offset, len(data))[:] = data
-        return Block(block.offset, len(data), block.datatype, tuple(tensor.shape))
+        return block
 
-    def _reserve(self, size_bytes: int, datatype: str) -> Block:
-        return Block(self.arena.allocate(size_bytes), size_bytes, datatype, ())
+    def _reserve(self, datatype: str, shape: tuple[int, ...]) -> Block:
+        size_bytes = tensor_bytes(datatype, shape)
+        return Block(self.arena.allocate(size_bytes), size_bytes, datatype, shape)

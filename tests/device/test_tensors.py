@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpumuxd.device.tensors import DATATYPE_OF, ArenaTensors, blocks_of
+from gpumuxd.device.tensors import DATATYPE_OF, TENSORS_KEPT_MAX, ArenaTensors, blocks_of
 from gpumuxd.models.spec import ITEM_BYTES
 from gpumuxd.wire.arena import Arena, ArenaMap
 from gpumuxd.wire.frames import Block
@@ -54,12 +54,25 @@ def test_a_block_outside_the_arena_is_a_bug(tensors: ArenaTensors, offset: int, 
         tensors.tensor(Block(offset, size, "FP32", (size // 4,)))
 
 
+def test_the_same_block_is_the_same_tensor(arena: Arena, tensors: ArenaTensors) -> None:
+    block = Block(arena.allocate(8), 8, "INT64", (1,))
+    assert tensors.tensor(block) is tensors.tensor(Block(block.offset, 8, "INT64", (1,)))
+    for other in (Block(block.offset, 8, "FP64", (1,)), Block(block.offset, 8, "INT64", ())):
+        assert tensors.tensor(other) is not tensors.tensor(block)
+    first = tensors.tensor(block)
+    for length in range(TENSORS_KEPT_MAX):  # enough of them, and it is forgotten
+        tensors.tensor(Block(0, 0, "FP32", (length, 0)))
+    assert tensors.tensor(block) is not first
+    assert tensors.tensor(block).data_ptr() == first.data_ptr()
+
+
 def test_true_outputs_keep_the_offset_that_was_reserved() -> None:
-    reserved = [Block(64, 400, "FP32", ()), Block(512, 8, "INT64", ())]
-    results = [torch.zeros(2, 5), torch.tensor(3)]
-    assert blocks_of(reserved, results) == (
+    reserved = [Block(64, 400, "FP32", (100,)), Block(512, 8, "INT64", ())]
+    regions = [torch.zeros(100), torch.tensor(3)]
+    results = [torch.zeros(2, 5), regions[1]]
+    assert blocks_of(reserved, regions, results) == (
         Block(64, 40, "FP32", (2, 5)),
         Block(512, 8, "INT64", ()),
     )
     with pytest.raises(ValueError, match="zip"):
-        blocks_of(reserved, results[:1])
+        blocks_of(reserved, regions, results[:1])

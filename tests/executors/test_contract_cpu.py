@@ -107,7 +107,7 @@ def test_the_true_output_may_be_smaller_than_its_region(executor: CpuExecutor) -
     room = region(64)
     executor.bind(1, [torch.arange(8.0).view(2, 4)], [room])
     run(executor, work(1))
-    (result,) = executor.result(1)
+    _, (result,) = executor.result(1)
     assert torch.equal(result, torch.tensor([[0.0, 4.0], [2.0, 6.0]]))
     assert result.data_ptr() == room.data_ptr()
     assert torch.equal(room[:16].view(torch.float32), torch.tensor([0.0, 4.0, 2.0, 6.0]))
@@ -131,7 +131,7 @@ def test_shapes_without_dimensions_or_elements(
     executor.load("m", SlotProgram([nothing]))
     executor.bind(1, [torch.ones(shape, dtype=torch.bool)], [region(8)])
     run(executor, work(1))
-    (result,) = executor.result(1)
+    _, (result,) = executor.result(1)
     assert result.shape == shape
     assert result.dtype == torch.bool
     assert result.all()
@@ -142,7 +142,7 @@ def test_outputs_are_dropped_when_nothing_is_reserved(executor: CpuExecutor) -> 
     executor.bind(1, [torch.zeros(5)], ())
     (passed,) = run(executor, work(1))
     assert isinstance(passed, SyncPointReached)
-    assert executor.result(1) == ()
+    assert executor.result(1) == ((), ())
 
 
 def test_groups_run_in_inference_mode_on_the_device_thread(executor: CpuExecutor) -> None:

@@ -19,9 +19,12 @@ deadline. A charge is the prediction when a slice is launched, corrected by the 
 has passed. Waiting cursors whose model's frame does not fit in memory are passed over, model by
 model (`Model.is_blocked`), because a smaller frame behind them may fit.
 
-Invariant: a flow has one current entry for its first started cursor, and one for its first waiting
-one if that goes before the started one; no entry's key is later than the flow's true one. So a
-charge needs no push: the entry is found too early at the top, and corrected there.
+Few cursors are started, at most one for each frame, so their flows are looked through. Any number
+may wait, so the flows' waiting heads are entries of a heap.
+
+Invariant: a flow has one current entry for its first waiting cursor if that goes before its first
+started one; no entry's key is later than the flow's true one. So a charge needs no push: the entry
+is found too early at the top, and corrected there.
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
@@ -49,13 +52,13 @@ _Entry = tuple[int, int, int, int, "Flow", Cursor]  # tag, deadline, arrival, se
 class Flow:
     """One tenant in one class of one lane."""
 
-    __slots__ = ("current", "started", "tag", "waiting")
+    __slots__ = ("entry", "started", "tag", "waiting")
 
     def __init__(self) -> None:
         self.tag = 0
         self.started: list[_Item] = []
         self.waiting: dict[int, tuple[Model, list[_Item]]] = {}  # by model number
-        self.current: list[_Entry | None] = [None, None]  # of its waiting and its started head
+        self.entry: _Entry | None = None  # the current one, of its waiting head
 
     def waiting_head(self) -> _Item | None:
         """The first waiting cursor whose frame may fit."""
@@ -72,9 +75,10 @@ class Flow:
         return best
 
     def is_idle(self) -> bool:
-        if _living_head(self.started) is not None or self.waiting_head() is not None:
+        # Without dropping a dead head: whoever drops it looks at the waiting one too.
+        if any(cursor.is_queued for _, _, cursor in self.started):
             return False
-        return not self.waiting
+        return self.waiting_head() is None and not self.waiting
 
 
 def _living_head(heap: list[_Item]) -> _Item | None:
@@ -88,13 +92,24 @@ def _living_head(heap: list[_Item]) -> _Item | None:
 class ClassQueue:
     """One priority class: flows in order of their tags."""
 
-    __slots__ = ("_dead", "_flows", "_heaps", "_serial", "_uses_deadlines", "is_fair", "live", "v")
+    __slots__ = (
+        "_dead",
+        "_flows",
+        "_running",
+        "_serial",
+        "_uses_deadlines",
+        "_waiting",
+        "is_fair",
+        "live",
+        "v",
+    )
 
     def __init__(self, *, is_fair: bool, uses_deadlines: bool) -> None:
         self.is_fair = is_fair
         self._uses_deadlines = uses_deadlines
         self._flows: dict[str, Flow] = {}
-        self._heaps: tuple[list[_Entry], list[_Entry]] = ([], [])  # waiting, started
+        self._running: list[Flow] = []  # all that have started cursors, and some that had
+        self._waiting: list[_Entry] = []  # a heap
         self._serial = 0
         self._dead = 0
         self.live = 0  # queued cursors
@@ -109,15 +124,15 @@ class ClassQueue:
         deadline_ns = cursor.deadline_ns if self._uses_deadlines else 0
         item = (deadline_ns, cursor.arrival, cursor)
         if cursor.is_started:
-            heap = flow.started
-        else:
-            model = cursor.model
-            if model.number not in flow.waiting:
-                flow.waiting[model.number] = (model, [])
-            heap = flow.waiting[model.number][1]
+            self._run(flow, item)
+            return
+        model = cursor.model
+        if model.number not in flow.waiting:
+            flow.waiting[model.number] = (model, [])
+        heap = flow.waiting[model.number][1]
         heappush(heap, item)
         if heap[0] is item:
-            self._refresh(flow, cursor.is_started)
+            self._refresh(flow)
 
     def start(self, cursor: Cursor) -> None:
         """The waiting head took a frame."""
@@ -127,9 +142,15 @@ class ClassQueue:
         assert item[2] is cursor, "only the head of a queue may start"
         if not heap:
             del flow.waiting[cursor.model.number]
+        self._run(flow, item)
+
+    def _run(self, flow: Flow, item: _Item) -> None:
+        """One more cursor of this flow is started."""
         heappush(flow.started, item)
+        if flow not in self._running:
+            self._running.append(flow)
         if flow.started[0] is item:
-            self._refresh_started(flow)
+            self._refresh(flow)
 
     def drop(self) -> None:
         """A cursor ended or has nothing left to launch; its `is_queued` is False already."""
@@ -151,47 +172,41 @@ class ClassQueue:
         tenant = cursor.tenant
         flow = self._flows.get(tenant.name) or self._flow(cursor)  # its lane may be new
         flow.tag = tag = flow.tag + device_ns * TAG_SCALE // tenant.weight
-        if device_ns < 0:  # entries must not be later than the truth
-            waiting, started = flow.current
-            if started is not None and started[0] > tag:
-                self._advance(started, flow, True)
-            if waiting is not None and waiting[0] > tag:
-                self._advance(waiting, flow, False)
+        entry = flow.entry
+        if entry is not None and entry[0] > tag:  # no entry may be later than the truth
+            heappush(self._waiting, self._retag(entry, flow))
 
-    def _advance(self, entry: _Entry, flow: Flow, want_started: bool) -> None:
-        """The flow's tag has fallen below that of its entry."""
-        heap, advanced = self._heaps[want_started], self._retag(entry, flow, want_started)
-        if heap[0] is entry:
-            heap[0] = advanced  # the smallest, and smaller now: still a heap
-        else:
-            heappush(heap, advanced)
-
-    def _retag(self, entry: _Entry, flow: Flow, want_started: bool) -> _Entry:
+    def _retag(self, entry: _Entry, flow: Flow) -> _Entry:
         """The same head with the flow's tag of now; whether it lives is asked at the top."""
         self._serial = serial = self._serial + 1
         _, deadline_ns, arrival, _, _, head = entry
-        flow.current[want_started] = entry = (flow.tag, deadline_ns, arrival, serial, flow, head)
+        flow.entry = entry = (flow.tag, deadline_ns, arrival, serial, flow, head)
         return entry
 
     def peek(self, rank: int, ledger: Ledger) -> Cursor | None:
         """The next eligible cursor. Marks models whose frame does not fit as blocked."""
-        waiting_heap, started_heap = self._heaps
-        started = self._top(started_heap, True) if started_heap else None
-        if not waiting_heap or not ledger.has_frame(rank):
-            return started[5] if started is not None else None
-        while True:
-            waiting = self._top(waiting_heap, False)
-            if waiting is None or (started is not None and started < waiting):
-                return started[5] if started is not None else None
-            model = waiting[5].model
-            if ledger.fits(model):
-                return waiting[5]
-            model.is_blocked = True
+        started, started_tag = None, 0
+        for flow in self._running:
+            if not flow.started or not flow.started[0][2].is_queued:
+                self._drop_ended()
+                return self.peek(rank, ledger)
+            tag, item = flow.tag, flow.started[0]
+            if started is None or tag < started_tag or (tag == started_tag and item < started):
+                started, started_tag = item, tag
+        if self._waiting and ledger.has_frame(rank):
+            while (entry := self._first_waiting()) is not None:
+                if started is not None and (started_tag, started[0], started[1]) < entry:
+                    break
+                model = entry[5].model
+                if ledger.fits(model):
+                    return entry[5]
+                model.is_blocked = True
+        return started[2] if started is not None else None
 
     def unblock(self) -> None:
         """Frames of some model fit again: give every flow its entry back."""
         for flow in self._flows.values():
-            self._refresh_waiting(flow)
+            self._refresh(flow)
 
     def _flow(self, cursor: Cursor) -> Flow:
         name = cursor.tenant.name if self.is_fair else ""
@@ -200,68 +215,53 @@ class ClassQueue:
             flow = self._flows[name] = Flow()
         return flow
 
-    def _top(self, heap: list[_Entry], want_started: bool) -> _Entry | None:
+    def _first_waiting(self) -> _Entry | None:
         """The first entry that still says the truth; others are corrected on the way."""
+        heap = self._waiting
         while heap:
             entry = heap[0]
             tag, _, _, _, flow, cursor = entry
-            if entry is not flow.current[want_started]:
+            if entry is not flow.entry:
                 heappop(heap)
-            elif not cursor.is_queued or not (want_started or _may_start(cursor)):
+            elif not cursor.is_queued or cursor.is_started or cursor.model.is_blocked:
                 heappop(heap)
-                self._refresh(flow, want_started)
+                self._refresh(flow)
             elif tag == flow.tag:
                 return entry
             else:  # the same head, charged since
-                entry = self._retag(entry, flow, want_started)
-                heapreplace(heap, entry)
-                if heap[0] is entry:
-                    return entry
+                heapreplace(heap, self._retag(entry, flow))
         return None
 
-    def _refresh(self, flow: Flow, want_started: bool) -> None:
-        if want_started:
-            self._refresh_started(flow)
-        else:
-            self._refresh_waiting(flow)
+    def _drop_ended(self) -> None:
+        """The first started cursor of some flow has ended: a waiting one may come first now."""
+        for flow in self._running:
+            if not flow.started or not flow.started[0][2].is_queued:
+                self._refresh(flow)
+        self._running = [flow for flow in self._running if flow.started]
 
-    def _refresh_started(self, flow: Flow) -> None:
-        """Give a flow the entry that its started head and its tag ask for now."""
-        before = flow.current[True]
-        item = _living_head(flow.started)
-        self._enter(flow, True, item)
-        if item is None or before is None or before[5] is not item[2]:
-            self._refresh_waiting(flow)  # it may come first now, or no longer
-
-    def _refresh_waiting(self, flow: Flow) -> None:
-        """The same for its waiting head; one behind its own flow needs no entry."""
+    def _refresh(self, flow: Flow) -> None:
+        """Give a flow the entry that its waiting head and its tag ask for now; a head behind its
+        own flow's started one needs none."""
         item, started = flow.waiting_head(), _living_head(flow.started)
-        is_behind = item is not None and started is not None and started < item
-        self._enter(flow, False, None if is_behind else item)
-
-    def _enter(self, flow: Flow, want_started: bool, item: _Item | None) -> None:
-        if item is None:
-            flow.current[want_started] = None
+        if item is None or (started is not None and started < item):
+            flow.entry = None
             return
         self._serial += 1
-        entry: _Entry = (flow.tag, item[0], item[1], self._serial, flow, item[2])
-        flow.current[want_started] = entry
-        heap = self._heaps[want_started]
+        flow.entry = entry = (flow.tag, item[0], item[1], self._serial, flow, item[2])
+        heap = self._waiting
         heappush(heap, entry)
         if len(heap) > STALE_MIN + 4 * len(self._flows):
-            heap[:] = [each for each in heap if each is each[4].current[want_started]]
+            heap[:] = [each for each in heap if each is each[4].entry]
             heapify(heap)
 
     def _rebuild(self) -> None:
         self._dead = 0
         for flow in self._flows.values():
-            _keep_living(flow.started)
             for _, heap in flow.waiting.values():
                 _keep_living(heap)
-
-
-def _may_start(cursor: Cursor) -> bool:
-    return not (cursor.is_started or cursor.model.is_blocked)
+        for flow in self._running:
+            _keep_living(flow.started)
+            self._refresh(flow)
 
 
 def _keep_living(heap: list[_Item]) -> None:

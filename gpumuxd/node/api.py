@@ -35,6 +35,10 @@ class InputTensor:
     shape: tuple[int, ...]
     data: bytes | memoryview
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data) if isinstance(self.data, bytes) else self.data.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:

@@ -15,6 +15,7 @@ from gpumuxd.models.manifest import Manifest
 from gpumuxd.node.api import IndexEntry, ModelState, Tenant
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.loading import LoadedArtifact
+from gpumuxd.node.validation import CallChecker
 from gpumuxd.wire.frames import ModelLoaded
 
 TRANSITIONS: dict[ModelState, frozenset[ModelState]] = {
@@ -59,6 +60,7 @@ class Replica:
     manifest: Manifest
     class_max: PriorityClass
     loaded: ModelLoaded
+    checker: CallChecker
 
     @property
     def device(self) -> str:

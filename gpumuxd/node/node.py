@@ -46,7 +46,7 @@ from gpumuxd.node.request_memory import RequestMemory
 from gpumuxd.node.settings import NodeSettings
 from gpumuxd.node.supervisor import DeviceSupervisor
 from gpumuxd.node.tenants import TenantDirectory
-from gpumuxd.node.validation import CheckedCall, check_call, check_priority
+from gpumuxd.node.validation import Fit, check_priority
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.units import ms_from_ns
 from gpumuxd.wire import frames
@@ -186,11 +186,11 @@ class Node:
 
     async def infer(self, call: InferCall) -> InferReply:
         self._check_admitting()
-        input_bytes = sum(memoryview(tensor.data).nbytes for tensor in call.inputs)
+        input_bytes = sum([tensor.size_bytes for tensor in call.inputs])
         ticket = self._limits.admit(call.tenant, input_bytes)
         try:
             replica = self._registry.replica(call.tenant, call.model, call.version)
-            checked, frame, memory = self._prepare(call, replica, ticket)
+            fit, frame, memory = self._prepare(call, replica, ticket)
         except BaseException:
             ticket.close()
             raise
@@ -198,7 +198,7 @@ class Node:
         try:
             if finished.outcome.kind is not OutcomeKind.COMPLETED:
                 raise error_of(finished.outcome)
-            outputs = _copy_outputs(checked, finished, memory)
+            outputs = _copy_outputs(fit, finished, memory)
         finally:
             memory.release()
         return InferReply(call.model, replica.version, outputs, finished.report)
@@ -207,28 +207,29 @@ class Node:
 
     def _prepare(
         self, call: InferCall, replica: Replica, ticket: Ticket
-    ) -> tuple[CheckedCall, frames.Submit, RequestMemory]:
+    ) -> tuple[Fit, frames.Submit, RequestMemory]:
         """Everything that can refuse a request in the parent, the copy of its inputs last."""
-        checked = check_call(replica.artifact.spec, call, replica.manifest.batch_max)
+        checked = replica.checker.check(call)
+        fit = checked.fit
         priority_class = check_priority(call.tenant, call.priority, replica.class_max)
         if call.deadline_ns is not None and call.deadline_ns <= (now_ns := self._clock()):
             late_ms = ms_from_ns(now_ns - call.deadline_ns)
             raise DeadlineInfeasible(f"the deadline had passed {late_ms:.3f} ms before it was read")
-        ticket.add_bytes(checked.output_bytes)
+        ticket.add_bytes(fit.output_bytes)
         memory = replica.link.reserve(checked, ticket)
         frame = frames.Submit(
             request_id=next(self._request_ids),
             tenant=call.tenant.name,
             model=replica.key,
             priority_class=priority_class,
-            bucket=checked.bucket,
-            rows=checked.rows,
+            bucket=fit.bucket,
+            rows=fit.rows,
             arrived_ns=call.arrived_ns,
             deadline_ns=call.deadline_ns,
             inputs=memory.inputs,
             outputs=memory.outputs,
         )
-        return checked, frame, memory
+        return fit, frame, memory
 
     def _check_admitting(self) -> None:
         if self._is_draining:
@@ -275,16 +276,16 @@ async def _finished(
 
 
 def _copy_outputs(
-    call: CheckedCall, finished: frames.Finished, memory: RequestMemory
+    fit: Fit, finished: frames.Finished, memory: RequestMemory
 ) -> tuple[OutputTensor, ...]:
     """The outputs that were asked for. The child is believed about shapes, never about places."""
-    if len(finished.outputs) != len(call.outputs):
+    if len(finished.outputs) != len(fit.outputs):
         raise ModelFaulted(
-            f"expected {len(call.outputs)} outputs from the device, got {len(finished.outputs)}"
+            f"expected {len(fit.outputs)} outputs from the device, got {len(finished.outputs)}"
         )
     outputs = []
-    for position in call.wanted:
-        expected, came = call.outputs[position], finished.outputs[position]
+    for position in fit.wanted:
+        expected, came = fit.outputs[position], finished.outputs[position]
         if came.shape != expected.shape or came.datatype != expected.spec.datatype:
             raise ModelFaulted(
                 f"output {expected.spec.name!r}: expected {expected.spec.datatype} "

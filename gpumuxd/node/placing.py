@@ -15,6 +15,7 @@ from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.loading import LoadedArtifact, Loading
 from gpumuxd.node.model_table import ArtifactStamp, ModelTable, Replica, VersionEntry
 from gpumuxd.node.tenants import TenantDirectory
+from gpumuxd.node.validation import CallChecker
 from gpumuxd.wire.frames import LoadModel
 
 
@@ -92,4 +93,14 @@ class Placing:
             tenant=permitted[0] if permitted is not None and len(permitted) == 1 else "",
         )
         loaded = await link.load(frame, artifact.fds)
-        return Replica(key, str(entry.version), link, artifact, stamp, manifest, class_max, loaded)
+        return Replica(
+            key=key,
+            version=str(entry.version),
+            link=link,
+            artifact=artifact,
+            stamp=stamp,
+            manifest=manifest,
+            class_max=class_max,
+            loaded=loaded,
+            checker=CallChecker(artifact.spec, manifest.batch_max),
+        )

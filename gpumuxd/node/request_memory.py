@@ -1,4 +1,4 @@
-"""The arena blocks of one request, and what it holds of its tenant's limits.
+"""The arena memory of one request, and what it holds of its tenant's limits.
 
 All or nothing on the way in, once on the way out. Who may call `release` and when is the rule of
 `device_link.py`: after `Finished`, or after the child that could write there was reaped.
@@ -9,12 +9,16 @@ from collections.abc import Callable, Sequence
 from gpumuxd.errors import QueueFull
 from gpumuxd.node.limits import Ticket
 from gpumuxd.node.validation import CheckedCall, CheckedTensor
-from gpumuxd.wire.arena import Arena, ArenaFull
+from gpumuxd.wire.arena import Arena, ArenaFull, aligned
 from gpumuxd.wire.frames import Block
 
 
 class RequestMemory:
-    """Blocks for the inputs (copied in here, once) and the outputs of a request."""
+    """Blocks for the inputs (copied in here, once) and the outputs of a request.
+
+    They lie side by side in one range of the arena: the allocator is asked once for a request and
+    not once for each tensor.
+    """
 
     def __init__(
         self, arena: Arena, call: CheckedCall, ticket: Ticket, on_release: Callable[[], None]
@@ -23,39 +27,39 @@ class RequestMemory:
         self._arena = arena
         self._ticket = ticket
         self._on_release = on_release
-        self._offsets: list[int] = []
+        inputs, outputs = call.fit.inputs, call.fit.outputs
+        size_bytes = sum([aligned(tensor.size_bytes) for tensor in (*inputs, *outputs)])
         try:
-            self.inputs = self._reserve(call.inputs)
-            self.outputs = self._reserve(call.outputs)
+            self._offset = arena.allocate(size_bytes)
         except ArenaFull as error:
-            self._free_blocks()
             raise QueueFull(f"no memory for the tensors of this request now: {error}") from error
-        for block, tensor in zip(self.inputs, call.inputs, strict=True):
-            if block.size_bytes:
-                with arena.view(block.offset, block.size_bytes) as view:
-                    view[:] = memoryview(tensor.data).cast("B")
+        self._view = arena.view(self._offset, size_bytes)
+        self._is_held = True
+        self.inputs, behind = _blocks(inputs, self._offset)
+        self.outputs, _ = _blocks(outputs, behind)
+        for block, data in zip(self.inputs, call.data, strict=True):
+            begin = block.offset - self._offset
+            self._view[begin : begin + block.size_bytes] = data
 
     def read(self, block: Block) -> bytes:
         """A copy of an output."""
-        with self._arena.view(block.offset, block.size_bytes) as view:
-            return bytes(view)
+        begin = block.offset - self._offset
+        return bytes(self._view[begin : begin + block.size_bytes])
 
     def release(self) -> None:
         """Give everything back. Idempotent."""
-        if self._offsets:
-            self._free_blocks()
+        if self._is_held:
+            self._is_held = False
+            self._view.release()
+            self._arena.free(self._offset)
             self._ticket.close()
             self._on_release()
 
-    def _reserve(self, tensors: Sequence[CheckedTensor]) -> tuple[Block, ...]:
-        blocks = []
-        for tensor in tensors:
-            offset = self._arena.allocate(tensor.size_bytes)
-            self._offsets.append(offset)
-            blocks.append(Block(offset, tensor.size_bytes, tensor.spec.datatype, tensor.shape))
-        return tuple(blocks)
 
-    def _free_blocks(self) -> None:
-        for offset in self._offsets:
-            self._arena.free(offset)
-        self._offsets.clear()
+def _blocks(tensors: Sequence[CheckedTensor], offset: int) -> tuple[tuple[Block, ...], int]:
+    """One block after the other from an offset on, and the offset behind the last."""
+    blocks = []
+    for tensor in tensors:
+        blocks.append(Block(offset, tensor.size_bytes, tensor.spec.datatype, tensor.shape))
+        offset += aligned(tensor.size_bytes)
+    return tuple(blocks), offset

@@ -23,6 +23,11 @@ ALIGNMENT_BYTES = 64
 """A cache line, and the alignment that torch's vectorised kernels like best."""
 
 
+def aligned(size_bytes: int) -> int:
+    """A size rounded up, so that what comes behind it is aligned."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
 class ArenaFull(OutOfDeviceMemory):
     """No free range is large enough now; retrying later may help."""
 
@@ -43,7 +48,7 @@ class Allocator:
         """The offset of a new block of at least this size. Raises ArenaFull with the numbers."""
         assert size_bytes >= 0, size_bytes
         # An empty tensor has an address of its own too, so that free() needs no special case.
-        size = max(-(-size_bytes // ALIGNMENT_BYTES), 1) * ALIGNMENT_BYTES
+        size = max(aligned(size_bytes), ALIGNMENT_BYTES)
         index = bisect_left(self._by_size, (size, 0))
         if index == len(self._by_size):
             largest = self._by_size[-1][0] if self._by_size else 0

@@ -8,7 +8,7 @@ from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import InvalidRequest, PermissionDenied
 from gpumuxd.models.spec import ModelSpec, Symbol, TensorSpec
 from gpumuxd.node.api import InferCall, InputTensor, Tenant
-from gpumuxd.node.validation import check_call, check_priority
+from gpumuxd.node.validation import FITS_KEPT_MAX, CallChecker, Fit, check_priority
 
 SPEC = ModelSpec(
     inputs=(
@@ -39,9 +39,15 @@ def make_call(inputs: list[InputTensor], wanted: tuple[str, ...] = ()) -> InferC
     return InferCall(Tenant("t"), "m", "", 0, None, 0, inputs, wanted)
 
 
+def check_call(spec: ModelSpec, call: InferCall, rows_max: int | None = None) -> Fit:
+    return CallChecker(spec, rows_max).check(call).fit
+
+
 def test_a_good_call_in_any_order() -> None:
-    checked = check_call(SPEC, make_call(list(reversed(tensors().values()))))
+    call = make_call(list(reversed(tensors().values())))
+    checked, data = CallChecker(SPEC).check(call)
     assert [t.spec.name for t in checked.inputs] == ["ids", "mask", "scale", "fixed"]
+    assert data == tuple(tensor.data for tensor in tensors().values())
     assert checked.bucket == (2, 4)
     assert checked.rows == 2
     assert [(t.shape, t.size_bytes) for t in checked.outputs] == [((2, 6), 48), ((2,), 8)]
@@ -88,10 +94,29 @@ def test_outputs_wanted(wanted: tuple[str, ...], positions: tuple[int, ...]) -> 
     ],
 )
 def test_a_wrong_tensor(name: str, change: dict[str, object], message: str) -> None:
-    given = tensors()
-    given[name] = dataclasses.replace(given[name], **change)
-    with pytest.raises(InvalidRequest, match=message):
-        check_call(SPEC, make_call(list(given.values())))
+    checker = CallChecker(SPEC)
+    for _ in range(2):  # what is remembered of good calls makes no bad one good, nor does a bad one
+        given = tensors()
+        given[name] = dataclasses.replace(given[name], **change)
+        with pytest.raises(InvalidRequest, match=message):
+            checker.check(make_call(list(given.values())))
+        checker.check(make_call(list(tensors().values())))
+
+
+def test_a_form_is_worked_out_once_and_not_kept_for_ever() -> None:
+    spec = ModelSpec((TensorSpec("x", "UINT8", (("n",),)),), (), (Symbol("n", 1, 1000),))
+    checker = CallChecker(spec)
+
+    def check(size: int) -> Fit:
+        return checker.check(make_call([InputTensor("x", "UINT8", (size,), bytes(size))])).fit
+
+    first = check(1)
+    assert check(1) is first
+    assert check(2).input_bytes == 2
+    for size in range(3, FITS_KEPT_MAX + 2):
+        check(size)
+    assert check(1) is not first
+    assert check(1) == first
 
 
 def test_missing_extra_and_repeated_inputs() -> None:

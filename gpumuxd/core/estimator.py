@@ -46,7 +46,7 @@ class Estimates:
     def table(self, bucket: Bucket) -> BucketTable:
         """The table of a bucket, borrowed from its nearest or unknown if it was never seen."""
         table = self._tables.get(bucket)
-        if table is not None and table.is_known:
+        if table is not None and table.prefix:  # as `is_known`
             return table
         near = self._nearest(bucket)
         if table is None:

@@ -144,9 +144,12 @@ class LaunchQueue:
             self._launch_ns = _follow(self._launch_ns, started_ns - flight.launched_ns)
             self._is_measured = True
         slice_ns = self._slice_ns
-        self._slice_ns = slice_ns + ((device_ns - slice_ns) >> 3) if slice_ns else device_ns
-        window = 1 - (-self.round_trip_ns // max(1, self._slice_ns))
-        self.window = min(self.window_max, max(2, window))
+        slice_ns = slice_ns + ((device_ns - slice_ns) >> 3) if slice_ns else device_ns
+        self._slice_ns = slice_ns
+        window = 1 - (-self.round_trip_ns // (slice_ns or 1))
+        if window < 2:
+            window = 2
+        self.window = window if window < self.window_max else self.window_max
 
     def failed(self, flight: Flight, now_ns: int) -> None:
         """The head ended without its result; it tells nothing about times."""

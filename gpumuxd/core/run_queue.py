@@ -76,8 +76,9 @@ class Flow:
 
     def is_idle(self) -> bool:
         # Without dropping a dead head: whoever drops it looks at the waiting one too.
-        if any(cursor.is_queued for _, _, cursor in self.started):
-            return False
+        for _, _, cursor in self.started:
+            if cursor.is_queued:
+                return False
         return self.waiting_head() is None and not self.waiting
 
 

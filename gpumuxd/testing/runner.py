@@ -144,21 +144,22 @@ class DeviceRun:
     def step(self) -> bool:
         """One turn of the device loop. False when nothing can happen any more."""
         self.steps += 1
-        if self._restart_ns is not None and self.clock.now_ns >= self._restart_ns:
+        clock = self.clock
+        if self._restart_ns is not None and clock.now_ns >= self._restart_ns:
             self._restart()
-        clock, mail_ns = self.clock, self._workload.next_ns
+        now_ns, mail_ns = clock.now_ns, self._workload.next_ns
         told: Sequence[Event] = ()
-        if mail_ns is not None and mail_ns <= clock.now_ns:
-            told = self._workload.due(clock.now_ns)
-            for event in told:
-                self._prepare(event)
+        if mail_ns is not None and mail_ns <= now_ns:
+            told = self._workload.due(now_ns)
             if told:
+                for event in told:
+                    self._prepare(event)
                 self._feed(told)
-        commands = self._scheduler.poll(clock.now_ns)
+        commands = self._scheduler.poll(now_ns)
         if commands:
             self._carry_out(commands)
         elif self._checkers is not None:
-            self._checkers.see_commands((), clock.now_ns)
+            self._checkers.see_commands((), now_ns)
         if told or commands:
             clock.now_ns += self._parameters.loop_cost_ns
             self._idle_steps = 0
@@ -198,10 +199,13 @@ class DeviceRun:
         self._trace.record(now_ns, events)
         self.events += len(events)
         handle, checkers = self._scheduler.handle, self._checkers
-        for event in events:
-            if checkers is not None:
+        if checkers is None:
+            for event in events:
+                handle(event, now_ns)
+        else:
+            for event in events:
                 checkers.see_event(event, now_ns)
-            handle(event, now_ns)
+                handle(event, now_ns)
 
     def _carry_out(self, commands: list[Command]) -> None:
         now_ns = self.clock.now_ns

@@ -12,6 +12,8 @@ from gpumuxd.domain import Slice
 from gpumuxd.testing.parameters import PPM, DeviceParameters, ModelParameters
 from gpumuxd.testing.virtual_executor import SliceTruth, VirtualClock, VirtualProgram
 
+_new = tuple.__new__  # a named tuple without the Python call that `SliceTruth(...)` is
+
 _NOISE_SHIFT = 10
 _NOISE_COUNT = 256
 
@@ -53,16 +55,17 @@ class Truth:
 
     def __call__(self, work: Slice, program: VirtualProgram) -> SliceTruth:
         ends_ns = program.group_ends_ns[work.bucket]
-        true_ns = ends_ns[work.end_group] - ends_ns[work.first_group]
+        first_group, end_group = work.first_group, work.end_group
+        true_ns = ends_ns[end_group] - ends_ns[first_group]
         draw = self._random
         duration_ns = true_ns * self._noise[int(draw() * _NOISE_COUNT)] >> _NOISE_SHIFT
         if self._clock.now_ns >= self._faults_end_ns:
-            return SliceTruth(duration_ns)
+            return _new(SliceTruth, (duration_ns, 0, None))
         fate = draw()
         if fate >= self._failed:
-            return SliceTruth(duration_ns)
+            return _new(SliceTruth, (duration_ns, 0, None))
         if fate < self._slow:
-            slow = work.first_group + int(draw() * (work.end_group - work.first_group))
+            slow = first_group + int(draw() * (end_group - first_group))
             return SliceTruth(duration_ns + 9 * (ends_ns[slow + 1] - ends_ns[slow]))
         if fate < self._late:
             return SliceTruth(duration_ns, late_ns=int(draw() * self._late_ns_max))

@@ -280,13 +280,13 @@ class Registry:
     # Finding
 
     def _visible_replica(self, tenant: Tenant, name: str, version: str) -> Replica:
-        check_model_name(name)
         number = version_number(version) if version else None
         entry = self._table.serving(name, number)
         if entry is not None and entry.replica is not None:
             if may_see(entry.replica.manifest, tenant):
                 return entry.replica
             raise UnknownModel(f"no model {name!r}")
+        check_model_name(name)  # what serves has a good one; the rest may be of anyone's making
         found = self._find(tenant, name, version)
         absent = self._table.entry(name, found.version)
         raise ModelNotReady(f"model {name!r} version {found.version}: {absent.reason}")

@@ -12,7 +12,8 @@ A bytes field of a message is copied each time it is read, so each is read once.
 import math
 import sys
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from gpumuxd.errors import InvalidRequest, Unsupported
 from gpumuxd.models.spec import ITEM_BYTES
@@ -108,19 +109,17 @@ def encode_infer(reply: InferReply, request_id: str) -> pb.ModelInferResponse:
 
 def _deadline_ns(arrived_ns: int, timeout_ns: int, remaining_s: float | None) -> int | None:
     """The earliest of both, absolute. `timeout_ns` 0 is none, `remaining_s` 0 is now."""
-    candidates = []
-    if timeout_ns:
-        candidates.append(timeout_ns)
+    earliest = timeout_ns or DEADLINE_NS_MAX + 1
     if remaining_s is not None and remaining_s * NS_PER_S <= DEADLINE_NS_MAX:
-        candidates.append(max(0, int(remaining_s * NS_PER_S)))
-    earliest = min(candidates, default=DEADLINE_NS_MAX + 1)
+        earliest = min(earliest, max(0, int(remaining_s * NS_PER_S)))
     return arrived_ns + earliest if earliest <= DEADLINE_NS_MAX else None
 
 
 def _decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> tuple[int, int]:
     """Wire priority and timeout in nanoseconds; both 0 when not given. Custom keys are ignored."""
     priority = timeout_us = 0
-    for key, value in parameters.items():
+    for key in parameters:
+        value = parameters[key]
         if key == "priority":
             priority = _count("priority", value, "1 is the most urgent, 0 the tenant's default")
         elif key == "timeout":
@@ -148,13 +147,22 @@ def _value(parameter: pb.InferParameter) -> bool | int | str | float | None:
 def _count(key: str, parameter: pb.InferParameter, meaning: str) -> int:
     """A number that is not negative, as either of the two integer types."""
     choice = parameter.WhichOneof("parameter_choice")
-    value = _value(parameter)
-    expected = f"parameter {key!r}: expected a number >= 0 as int64_param or uint64_param"
-    if choice not in ("int64_param", "uint64_param") or not isinstance(value, int):
-        raise InvalidRequest(f"{expected} ({meaning}), got {choice or 'nothing'}")
+    if choice == "int64_param":
+        value = parameter.int64_param
+    elif choice == "uint64_param":
+        value = parameter.uint64_param
+    else:
+        raise InvalidRequest(_not_a_count(key, meaning, choice or "nothing"))
     if value < 0:
-        raise InvalidRequest(f"{expected} ({meaning}), got {value}")
+        raise InvalidRequest(_not_a_count(key, meaning, value))
     return value
+
+
+def _not_a_count(key: str, meaning: str, came: object) -> str:
+    return (
+        f"parameter {key!r}: expected a number >= 0 as int64_param or uint64_param ({meaning}), "
+        f"got {came}"
+    )
 
 
 def _decode_requested(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
@@ -182,76 +190,80 @@ def _check_counts(request: pb.ModelInferRequest) -> None:
 # Tensors
 
 
+class _Declared(NamedTuple):
+    """What a tensor says of itself. Each field of a message is read once: that takes 0.3 to 2 us,
+    and is most of what decoding costs."""
+
+    tensor: pb.ModelInferRequest.InferInputTensor
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    elements: int
+
+
 def _decode_inputs(request: pb.ModelInferRequest) -> list[InputTensor]:
-    declared = [(tensor, _check_declared(tensor)) for tensor in request.inputs]
-    raw_count = len(request.raw_input_contents)
-    if raw_count == 0:
-        elements = sum(math.prod(shape) for _, shape in declared)
-        if elements > TYPED_ELEMENTS_MAX:
+    declared = [_check_declared(tensor) for tensor in request.inputs]
+    raw = list(request.raw_input_contents)
+    if not raw:
+        return _typed_inputs(declared)
+    for each in declared:
+        if each.tensor.HasField("contents") and each.tensor.contents.ByteSize() > 0:
             raise InvalidRequest(
-                f"expected at most {TYPED_ELEMENTS_MAX} elements as typed contents, got "
-                f"{elements}: send them in raw_input_contents"
+                f"input {each.name!r}: contents must not be given together with raw_input_contents"
             )
-        return [
-            _input(tensor, shape, _typed_bytes(tensor, math.prod(shape)))
-            for tensor, shape in declared
-        ]
-    for tensor, _ in declared:
-        if tensor.HasField("contents") and tensor.contents.ByteSize() > 0:
-            raise InvalidRequest(
-                f"input {tensor.name!r}: contents must not be given together with "
-                "raw_input_contents"
-            )
-    if raw_count != len(declared):
+    if len(raw) != len(declared):
         raise InvalidRequest(
             f"raw_input_contents: expected {len(declared)} entries, one for each input, "
-            f"got {raw_count}"
+            f"got {len(raw)}"
         )
-    pairs = zip(declared, request.raw_input_contents, strict=True)
-    return [_raw_input(tensor, shape, data) for (tensor, shape), data in pairs]
+    return [_raw_input(each, data) for each, data in zip(declared, raw, strict=True)]
 
 
-def _check_declared(tensor: pb.ModelInferRequest.InferInputTensor) -> tuple[int, ...]:
-    """The shape of an input whose datatype, shape and parameters can be served."""
+def _check_declared(tensor: pb.ModelInferRequest.InferInputTensor) -> _Declared:
+    """A tensor whose datatype, shape and parameters can be served."""
+    name, datatype, sizes = tensor.name, tensor.datatype, tensor.shape
     for key in tensor.parameters:
         if key.startswith(_SHARED_MEMORY):
-            raise Unsupported(f"input {tensor.name!r}: shared memory is not supported")
-    if tensor.datatype not in ITEM_BYTES:
+            raise Unsupported(f"input {name!r}: shared memory is not supported")
+    if datatype not in ITEM_BYTES:
         raise InvalidRequest(
-            f"input {tensor.name!r}: expected a datatype of {', '.join(ITEM_BYTES)}, "
-            f"got {tensor.datatype!r}"
+            f"input {name!r}: expected a datatype of {', '.join(ITEM_BYTES)}, got {datatype!r}"
         )
-    if len(tensor.shape) > RANK_MAX:
+    if len(sizes) > RANK_MAX:
         raise InvalidRequest(
-            f"input {tensor.name!r}: expected at most {RANK_MAX} dimensions, "
-            f"got {len(tensor.shape)}"
+            f"input {name!r}: expected at most {RANK_MAX} dimensions, got {len(sizes)}"
         )
-    shape = tuple(tensor.shape)
-    if any(size < 0 for size in shape):
-        raise InvalidRequest(f"input {tensor.name!r}: negative size in shape {list(shape)}")
-    if math.prod(shape) > ELEMENTS_MAX:
-        raise InvalidRequest(f"input {tensor.name!r}: shape {list(shape)} has too many elements")
-    return shape
+    shape = tuple(sizes[:])  # half the time of a tuple of the field itself
+    if min(shape, default=0) < 0:
+        raise InvalidRequest(f"input {name!r}: negative size in shape {list(shape)}")
+    elements = math.prod(shape)
+    if elements > ELEMENTS_MAX:
+        raise InvalidRequest(f"input {name!r}: shape {list(shape)} has too many elements")
+    return _Declared(tensor, name, datatype, shape, elements)
 
 
-def _input(
-    tensor: pb.ModelInferRequest.InferInputTensor,
-    shape: tuple[int, ...],
-    data: bytes | memoryview,
-) -> InputTensor:
-    return InputTensor(tensor.name, tensor.datatype, shape, data)
-
-
-def _raw_input(
-    tensor: pb.ModelInferRequest.InferInputTensor, shape: tuple[int, ...], data: bytes
-) -> InputTensor:
-    expected = math.prod(shape) * ITEM_BYTES[tensor.datatype]
+def _raw_input(declared: _Declared, data: bytes) -> InputTensor:
+    _, name, datatype, shape, elements = declared
+    expected = elements * ITEM_BYTES[datatype]
     if len(data) != expected:
         raise InvalidRequest(
-            f"input {tensor.name!r}: expected {expected} bytes for {tensor.datatype} "
-            f"{list(shape)}, got {len(data)}"
+            f"input {name!r}: expected {expected} bytes for {datatype} {list(shape)}, "
+            f"got {len(data)}"
         )
-    return _input(tensor, shape, data)
+    return InputTensor(name, datatype, shape, data)
+
+
+def _typed_inputs(declared: Sequence[_Declared]) -> list[InputTensor]:
+    elements = sum(each.elements for each in declared)
+    if elements > TYPED_ELEMENTS_MAX:
+        raise InvalidRequest(
+            f"expected at most {TYPED_ELEMENTS_MAX} elements as typed contents, got "
+            f"{elements}: send them in raw_input_contents"
+        )
+    return [
+        InputTensor(each.name, each.datatype, each.shape, _typed_bytes(each.tensor, each.elements))
+        for each in declared
+    ]
 
 
 def _typed_bytes(tensor: pb.ModelInferRequest.InferInputTensor, elements: int) -> memoryview:

@@ -40,6 +40,7 @@ class BucketTable:
     """Estimates of one program at one bucket, in integer nanoseconds."""
 
     __slots__ = (
+        "_base_ns",
         "_base_prefix",
         "_column_no",
         "_column_run",
@@ -66,6 +67,7 @@ class BucketTable:
         self.longest_group_ns = 0
         self.typical = ONE  # median run as a ratio to the base: what `Drift` compares with
         self._typical_min = self._typical_max = ONE
+        self._base_ns: list[int] = []
         self._base_prefix: list[int] = []
         self._first_run: list[int] = [0] * group_count
         self._columns: list[list[int]] = []
@@ -90,7 +92,8 @@ class BucketTable:
         """Start from a profile, a scaled neighbour or the first run. Forgets earlier samples."""
         assert len(group_ns) == self.group_count, "a profile has one time per group"
         # A group of 0 ns would make a ratio to it undefined.
-        self._base_prefix = [0, *accumulate(max(1, ns) for ns in group_ns)]
+        self._base_ns = [max(1, ns) for ns in group_ns]
+        self._base_prefix = [0, *accumulate(self._base_ns)]
         total_ns = self._base_prefix[-1]
         run_ratio = (max(1, run_ns) << SHIFT) // total_ns
         self._columns = [[ONE] * self.group_count for _ in range(COLUMNS)]
@@ -170,15 +173,16 @@ class BucketTable:
         for column, scale in enumerate(self._column_scale):
             if scale != ONE:
                 self._materialise(column, keep=(0, 0))
-        group_ns: list[int] = []
-        start_ns, previous, ratio = 0, None, ONE
-        for end_ns, ratios in zip(
-            self._base_prefix[1:], zip(*self._columns, strict=True), strict=True
-        ):
-            if ratios != previous:  # groups that were always in one slice have the same ratios
-                previous, ratio = ratios, sorted(ratios)[-2]
-            group_ns.append((end_ns - start_ns) * ratio >> SHIFT or 1)
-            start_ns = end_ns
+        ratios: list[int] = []
+        previous, ratio = None, ONE
+        for window in zip(*self._columns, strict=True):
+            if window != previous:  # groups that were always in one slice have the same ratios
+                previous, ratio = window, sorted(window)[-2]
+            ratios.append(ratio)
+        group_ns = [
+            base_ns * ratio >> SHIFT or 1
+            for base_ns, ratio in zip(self._base_ns, ratios, strict=True)
+        ]
         runs = sorted(self._runs)
         self.prefix = [0, *accumulate(group_ns)]
         self.longest_group_ns = max(group_ns)

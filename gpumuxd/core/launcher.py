@@ -85,7 +85,9 @@ class Launcher:
         assert self._lanes.in_order, "lanes are announced before anything else"
         self.bounds_are_stale = False
         round_trip_ns = self._lanes.in_order[0].launch_queue.round_trip_ns
-        self.bounds = bounds_of(self._models.values(), self._settings, round_trip_ns)
+        self.bounds = bounds_of(
+            self._models.values(), self._settings, round_trip_ns, before=self.bounds
+        )
 
     def _fill(self, lane: LaneState, now_ns: int, commands: list[Command]) -> None:
         """Launch on one lane until something is in the way."""

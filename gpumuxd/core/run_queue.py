@@ -188,12 +188,14 @@ class ClassQueue:
         """The next eligible cursor. Marks models whose frame does not fit as blocked."""
         started, started_tag = None, 0
         for flow in self._running:
-            if not flow.started or not flow.started[0][2].is_queued:
+            heap, tag = flow.started, flow.tag
+            if not heap or not heap[0][2].is_queued:
                 self._drop_ended()
                 return self.peek(rank, ledger)
-            tag, item = flow.tag, flow.started[0]
-            if started is None or tag < started_tag or (tag == started_tag and item < started):
-                started, started_tag = item, tag
+            if started is None or tag < started_tag:
+                started, started_tag = heap[0], tag
+            elif tag == started_tag and heap[0] < started:
+                started = heap[0]
         if self._waiting and ledger.has_frame(rank):
             while (entry := self._first_waiting()) is not None:
                 if started is not None and (started_tag, started[0], started[1]) < entry:

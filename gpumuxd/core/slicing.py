@@ -65,21 +65,31 @@ class Bounds:
         """For work of each class: the bounds that cover it, with their class."""
 
 
-def bounds_of(models: Iterable[Model], settings: SchedulerSettings, round_trip_ns: int) -> Bounds:
-    """Derive the bounds. Called when models or their estimates change, not at every decision."""
+def bounds_of(
+    models: Iterable[Model],
+    settings: SchedulerSettings,
+    round_trip_ns: int,
+    before: Bounds | None = None,
+) -> Bounds:
+    """Derive the bounds; `before` again if they are the same, as they mostly are. Called when
+    models or their estimates change, not at every decision."""
     by_class = [UNBOUNDED] * _CLASSES
     if settings.order is Order.FIFO:
         return Bounds(by_class, "fifo: nobody is ordered ahead")
     tightest_ns, origin = settings.slice_ns_max, "slice_ns_max"
+    stated_ns = settings.preemption_delay_ns_max
     for model in models:
-        if settings.preemption_delay_ns_max is not None:
-            bound_ns = settings.preemption_delay_ns_max
-            origin = "preemption_delay_ns_max"
+        if stated_ns is not None:
+            bound_ns, origin = stated_ns, "preemption_delay_ns_max"
         else:
             bound_ns = min(settings.slice_ns_max, laxity_ns(model, settings, round_trip_ns))
             if bound_ns < tightest_ns:
                 tightest_ns, origin = bound_ns, f"laxity of {model.key}"
-        by_class[model.class_max] = min(bound_ns, by_class[model.class_max])
+        rank = int(model.class_max)
+        if bound_ns < by_class[rank]:
+            by_class[rank] = bound_ns
+    if before is not None and before.by_class == by_class and before.origin == origin:
+        return before
     return Bounds(by_class, origin)
 
 
@@ -88,11 +98,16 @@ def laxity_ns(model: Model, settings: SchedulerSettings, round_trip_ns: int) -> 
     if model.slo_ns is None:
         return settings.slice_ns_max
     budget_ns = model.slo_ns - round_trip_ns
-    runs_ns = [table.run_ns for _, table in model.estimates.tables() if table.is_known]
-    fitting_ns = [run_ns for run_ns in runs_ns if run_ns <= budget_ns]
-    if runs_ns and not fitting_ns:
+    fitting_ns, is_known = 0, False
+    for _, table in model.estimates.tables():
+        run_ns = table.run_ns
+        if run_ns:
+            is_known = True
+            if fitting_ns < run_ns <= budget_ns:
+                fitting_ns = run_ns
+    if is_known and not fitting_ns:
         return 0
-    return max(0, budget_ns - max(fitting_ns, default=0))
+    return max(0, budget_ns - fitting_ns)
 
 
 def choose(
@@ -107,20 +122,20 @@ def choose(
     flights = queue.flights
     if not prefix:
         return next_group + 1, 0, _UNKNOWN_ESTIMATE if flights else None
-    if flights and flights[0].predicted_ns == 0:  # as `has_unknown`
+    if flights and not flights[0].predicted_ns:  # as `has_unknown`
         return 0, 0, _UNKNOWN_ESTIMATE
     if settings.slicing is _WHOLE_RUNS and cursor.kind is not _PROFILE:
         return cursor.group_count, prefix[-1] - prefix[next_group], None
 
-    rank, covered_ns, target_ns = cursor.rank, queue.covered_ns, settings.slice_ns_max
-    covering = bounds.covering[rank]
+    covering, covered_ns = bounds.covering[cursor.rank], queue.covered_ns
+    target_ns = settings.slice_ns_max
     if covering:
-        room_ns = tightest_ns = bounds.tightest_from[rank]
-        for low, bound_ns in covering:
-            left_ns = bound_ns - covered_ns[low]
+        room_ns = UNBOUNDED
+        for rank, bound_ns in covering:
+            left_ns = bound_ns - covered_ns[rank]
             if left_ns < room_ns:
                 room_ns = left_ns
-        share_ns = tightest_ns // queue.window
+        share_ns = bounds.tightest_from[cursor.rank] // queue.window
         if share_ns < target_ns:
             target_ns = share_ns
     else:

@@ -249,9 +249,7 @@ class DeviceScheduler:
 
     def poll(self, now_ns: int) -> list[Command]:
         """Decide on all that is known. Commands are in the order they must be carried out."""
-        fates = self.poll_fates(now_ns)
-        launches = self.poll_launches(now_ns)
-        return fates + launches if fates else launches
+        return self.poll_launches(now_ns, self.poll_fates(now_ns))
 
     def poll_fates(self, now_ns: int) -> list[Command]:
         """The first half of `poll`: who has ended, and who of the new ones is admitted.
@@ -274,9 +272,11 @@ class DeviceScheduler:
             self._arrivals.clear()
         return commands
 
-    def poll_launches(self, now_ns: int) -> list[Command]:
-        """The second half of `poll`: models that go, and what is launched next."""
-        commands: list[Command] = []
+    def poll_launches(self, now_ns: int, commands: list[Command] | None = None) -> list[Command]:
+        """The second half of `poll`: models that go, and what is launched next; added to the
+        commands of the first half, if they are given."""
+        if commands is None:
+            commands = []
         if self._draining:
             self._release_drained(commands)
         if self._lost is None:

@@ -263,7 +263,7 @@ def _allowed(target: str) -> tuple[str, Effect]:
     effect = allow_list().effects.get(name) if target.startswith(ATEN_PREFIX) else None
     if effect is None:
         raise InvalidModel(
-            f"operator {target[:120]!r} is not allowed (see models/allowed_operators.toml)"
+            f"operator {target[:120]!r} is not allowed (see gpumuxd/models/allowed_operators.toml)"
         )
     return f"aten.{name}", effect
 

@@ -132,12 +132,13 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """The node at one moment."""
+    """The node at one moment; `reason` says why it is not ready."""
 
     version: str
     started_ns: int
     now_ns: int
     devices: Sequence[DeviceView] = field(default_factory=tuple)
+    reason: str = ""
 
 
 class NodeApi(Protocol):

@@ -51,6 +51,7 @@ class DeviceLink:
         self.settings = settings
         self.statistics: frames.Statistics | None = None
         self.began_ns = clock()
+        self.requests_lost = 0
         self._limits = limits
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -244,6 +245,7 @@ class DeviceLink:
 
     def _settle(self, message: str) -> None:
         """Fail all that the child owed. It was reaped, so nothing can touch its memory."""
+        self.requests_lost = len(self._requests)
         for request in self._requests.values():
             _fail(request, DeviceLost(message))
         for load in self._loads.values():

@@ -41,6 +41,7 @@ from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.limits import Limits, Ticket
 from gpumuxd.node.loading import Loading
 from gpumuxd.node.model_table import Replica
+from gpumuxd.node.readiness import reason_not_ready
 from gpumuxd.node.registry import Registry
 from gpumuxd.node.request_memory import RequestMemory
 from gpumuxd.node.settings import NodeSettings
@@ -77,6 +78,7 @@ class Node:
         self._limits = Limits(self.tenants, self._idle.set)
         self._request_ids = itertools.count(1)
         self._is_draining = False
+        self._startup_failures: dict[str, str] = {}
         self._devices = {
             device.device: DeviceSupervisor(
                 device,
@@ -114,7 +116,7 @@ class Node:
             *(self._registry.load_unchecked(name) for name in names), return_exceptions=True
         )
         self._tell_readiness()
-        failed: dict[str, str] = {}
+        failed = self._startup_failures
         for name, result in zip(names, results, strict=True):
             if isinstance(result, GpumuxdError):
                 failed[name] = result.message
@@ -173,6 +175,13 @@ class Node:
             started_ns=self._started_ns,
             now_ns=self._clock(),
             devices=tuple(device.view() for device in self._devices.values()),
+            reason=reason_not_ready(
+                self._is_draining,
+                self._devices.values(),
+                self._registry,
+                self._settings.startup_models,
+                self._startup_failures,
+            ),
         )
 
     async def load(self, tenant: Tenant, name: str) -> None:
@@ -199,6 +208,9 @@ class Node:
             if finished.outcome.kind is not OutcomeKind.COMPLETED:
                 raise error_of(finished.outcome)
             outputs = _copy_outputs(fit, finished, memory)
+        except ModelFaulted as error:
+            _log_fault(call, replica, frame.request_id, error)
+            raise
         finally:
             memory.release()
         return InferReply(call.model, replica.version, outputs, finished.report)
@@ -273,6 +285,18 @@ async def _finished(
     except BaseException:
         memory.release()
         raise
+
+
+def _log_fault(call: InferCall, replica: Replica, request_id: int, error: ModelFaulted) -> None:
+    """The culprit, for the operator: the tenant alone gets the error."""
+    _log.warning(
+        "model_faulted",
+        model=f"{call.model}/{replica.version}",
+        tenant=call.tenant.name,
+        request=request_id,
+        device=replica.device,
+        reason=error.message,
+    )
 
 
 def _copy_outputs(

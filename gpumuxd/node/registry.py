@@ -79,6 +79,11 @@ class Registry:
             return False
         return entry.replica.is_alive and may_see(entry.replica.manifest, tenant)
 
+    def reason(self, name: str) -> str:
+        """Why its newest version does not serve; "" for a model that was never asked for."""
+        newest = next(iter(self._table.versions(name)), None)
+        return newest.reason if newest is not None else ""
+
     def replica(self, tenant: Tenant, name: str, version: str) -> Replica:
         """What serves this model now. Raises UnknownModel, ModelNotReady or PermissionDenied."""
         replica = self._visible_replica(tenant, name, version)

@@ -112,6 +112,7 @@ class DeviceSupervisor:
                 "device_lost",
                 device=self.settings.device,
                 reason=self.lost_reason,
+                requests_lost=self._link.requests_lost if self._link is not None else 0,
                 restart_in_ms=delay_ns // 1_000_000,
             )
             await asyncio.sleep(delay_ns / NS_PER_S)

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gpumuxd.clock import monotonic_ns
-from gpumuxd.domain import Outcome, OutcomeKind, PriorityClass, RunReport
+from gpumuxd.domain import COMPLETED, Outcome, OutcomeKind, PriorityClass, RunReport
 from gpumuxd.errors import (
     DeadlineInfeasible,
     DeadlineMissed,
@@ -36,8 +37,8 @@ from gpumuxd.node.settings import (
     TenantSettings,
 )
 from gpumuxd.node.tenants import DEFAULT_TENANT
-from gpumuxd.settings import DeviceSettings
-from gpumuxd.units import MIB, NS_PER_MS
+from gpumuxd.settings import DeviceSettings, Order, SchedulerSettings, Slicing
+from gpumuxd.units import MIB, NS_PER_MS, NS_PER_S
 from gpumuxd.wire import frames
 from tests.node.fakes import (
     SPEC,
@@ -118,9 +119,9 @@ class World:
             for loader in self.loader.children:
                 assert loader.is_reaped
 
-    async def wait_ready(self) -> None:
+    async def wait_ready(self, is_ready: bool = True) -> None:
         async with asyncio.timeout(WAIT_S):
-            while not self.node.is_ready():
+            while self.node.is_ready() != is_ready:
                 self._ready_changed.clear()
                 await self._ready_changed.wait()
 
@@ -675,6 +676,112 @@ async def test_the_device_with_the_fewest_models_is_chosen_unless_the_manifest_n
         assert "c" in loaded[0]
         with pytest.raises(InvalidModel, match="'cpu:7' is not configured"):
             await node.load(DEFAULT_TENANT, "d")
+
+
+# What the log and the status say
+
+
+async def test_a_fault_is_one_warning_that_names_the_culprit(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        task = start(node)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        with capture_logs() as lines:
+            fault = Outcome(OutcomeKind.MODEL_FAULTED, "IndexError: out of range")
+            world.life.finish(submit.request_id, outcome=fault)
+            with pytest.raises(ModelFaulted):
+                await task
+        assert lines == [
+            {
+                "event": "model_faulted",
+                "log_level": "warning",
+                "model": "m/1",
+                "tenant": "default",
+                "request": submit.request_id,
+                "device": "cpu:0",
+                "reason": "IndexError: out of range",
+            }
+        ]
+
+
+async def test_a_request_that_ends_otherwise_is_no_line(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        late = Outcome(OutcomeKind.DEADLINE_MISSED, "late")
+        with capture_logs() as lines:
+            for count, outcome in enumerate((COMPLETED, late), start=1):
+                task = start(node)
+                submit = (await world.life.wait_for(frames.Submit, count))[-1]
+                world.life.finish(submit.request_id, outcome=outcome)
+                await asyncio.wait([task])
+        assert lines == []
+
+
+async def test_requests_lost_with_their_device_are_one_line_together(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        tasks = [start(node) for _ in range(3)]
+        await world.life.wait_for(frames.Submit, 3)
+        with capture_logs() as lines:
+            world.life.end("signal SIGSEGV")
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            await world.device.wait_lives(2)
+            await world.wait_ready()
+        assert {type(result) for result in results} == {DeviceLost}
+        (line,) = [x for x in lines if x["log_level"] == "warning"]
+        assert (line["event"], line["requests_lost"]) == ("device_lost", 3)
+
+
+LONG_NS = 40_000
+"""The longest group that `load_well` reports."""
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "bound"),
+    [
+        (SchedulerSettings(), None),
+        (SchedulerSettings(slice_ns_max=LONG_NS), None),
+        (SchedulerSettings(slice_ns_max=LONG_NS - 1), "slice_ms_max"),
+        (SchedulerSettings(preemption_delay_ns_max=LONG_NS - 1), "preemption_delay_ms_max"),
+        (SchedulerSettings(slice_ns_max=1, preemption_delay_ns_max=LONG_NS), None),
+        (SchedulerSettings(slice_ns_max=1, slicing=Slicing.NONE), None),
+        (SchedulerSettings(slice_ns_max=1, order=Order.FIFO), None),
+    ],
+)
+async def test_a_group_longer_than_the_bound_is_a_warning(
+    world: World, scheduler: SchedulerSettings, bound: str | None
+) -> None:
+    with capture_logs() as lines:
+        async with world.started(
+            devices=(replace(CPU_0, scheduler=scheduler),), startup_models=("m",)
+        ):
+            pass
+    warnings = [(x["bound"], x["model"]) for x in lines if x["event"] == "group_longer_than_bound"]
+    assert warnings == ([(bound, "m/1")] if bound else [])
+
+
+async def test_a_status_says_why_the_node_is_not_ready(world: World) -> None:
+    async with world.started(startup_models=("absent", "m")) as node:
+        assert node.view().reason == "model 'absent': no model 'absent' in the repository"
+        add_model(world.repository, "absent")
+        await node.load(DEFAULT_TENANT, "absent")
+        assert (node.view().reason, node.is_ready()) == ("", True)
+        await node.unload(DEFAULT_TENANT, "m")
+        assert node.view().reason == "model 'm': unloaded"
+        world.life.end("signal SIGSEGV")
+        await world.device.wait_lives(2)
+        await node.drain()
+        assert node.view().reason.startswith("stopping")
+
+
+async def test_a_status_names_a_device_that_is_not_ready(world: World) -> None:
+    slow = RestartSettings(delay_ns_first=60 * NS_PER_S, delay_ns_max=60 * NS_PER_S)
+    async with world.started(restart=slow, startup_models=("m",)) as node:
+        task = start(node)
+        await world.life.wait_for(frames.Submit)
+        world.life.end("signal SIGSEGV")
+        with pytest.raises(DeviceLost):
+            await task
+        await world.wait_ready(False)
+        assert "device cpu:0 is lost: signal SIGSEGV" in node.view().reason
+        assert "model 'm': device cpu:0 was lost" in node.view().reason
 
 
 # Who may

@@ -15,6 +15,8 @@ def show_status(console: Console, status: Any) -> None:
     ready = Text("ready", "green") if status["is_ready"] else Text("not ready", "yellow")
     uptime = _duration(status["uptime_ns"])
     console.print(Text.assemble(f"gpumuxd {status['version']}, up {uptime}, ", ready))
+    if not status["is_ready"] and status["reason"]:
+        console.print(Text(f"  {status['reason']}", "yellow"))
     table = Table("device", "state", "pid", "restarts", box=None, pad_edge=False)
     for heading in ("queued", "in flight", "preemptions", "bound", "window", "memory", "busy"):
         table.add_column(heading, justify="right")

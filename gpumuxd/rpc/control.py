@@ -27,6 +27,7 @@ class ControlService:
         return pb.NodeStatusResponse(
             version=view.version,
             ready=self._node.is_ready(),
+            reason=view.reason,
             uptime_ns=max(0, view.now_ns - view.started_ns),
             devices=[
                 pb.DeviceStatus(

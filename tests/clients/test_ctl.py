@@ -35,6 +35,17 @@ async def test_status(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["devices"][0]["preemptions"] == 3
 
 
+async def test_status_says_why_the_node_is_not_ready(
+    front: Front, capsys: pytest.CaptureFixture[str]
+) -> None:
+    front.node.ready = False
+    assert await run(front, "status") == 0
+    assert "not ready\n  model 'm': [unloaded]\n" in capsys.readouterr().out
+    assert await run(front, "--json", "status") == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["is_ready"], status["reason"]) == (False, "model 'm': [unloaded]")
+
+
 async def test_models(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
     assert await run(front, "models") == 0
     text = capsys.readouterr().out

@@ -88,7 +88,8 @@ class FakeNode:
     def view(self) -> NodeView:
         device = DeviceView("cpu:0", "ready", "CPU device, 1 thread", pid=4711, preemptions=3)
         now_ns = monotonic_ns()
-        return NodeView("0.1", now_ns - 5_000_000_000, now_ns, (device,))
+        reason = "" if self.ready else "model 'm': [unloaded]"
+        return NodeView("0.1", now_ns - 5_000_000_000, now_ns, (device,), reason)
 
     async def infer(self, call: InferCall) -> InferReply:
         self.calls.append(call)

@@ -182,4 +182,10 @@ def decode_node_status(data: bytes) -> types.NodeStatus:
         )
         for device in response.devices
     )
-    return types.NodeStatus(response.version, response.ready, response.uptime_ns, devices)
+    return types.NodeStatus(
+        version=response.version,
+        is_ready=response.ready,
+        uptime_ns=response.uptime_ns,
+        devices=devices,
+        reason=response.reason,
+    )

@@ -118,12 +118,13 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """The node at one moment."""
+    """The node at one moment; `reason` says why it is not ready."""
 
     version: str
     is_ready: bool
     uptime_ns: int
     devices: tuple[DeviceStatus, ...]
+    reason: str = ""
 
 
 def frozen_array(data: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:

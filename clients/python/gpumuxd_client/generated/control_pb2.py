@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gpumuxd/v1/control.proto\x12\ngpumuxd.v1\"\x13\n\x11NodeStatusRequest\"\xf0\x01\n\x0c\x44\x65viceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x03\x12\x10\n\x08restarts\x18\x05 \x01(\x04\x12\x1a\n\x12requests_in_flight\x18\x06 \x01(\x04\x12\x0e\n\x06queued\x18\x07 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x10\n\x08\x62ound_ns\x18\t \x01(\x04\x12\x0e\n\x06window\x18\n \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x0b \x01(\x04\x12\x16\n\x0e\x64\x65vice_busy_ns\x18\x0c \x01(\x04\"r\n\x12NodeStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x11\n\tuptime_ns\x18\x03 \x01(\x04\x12)\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x18.gpumuxd.v1.DeviceStatus2V\n\x07\x43ontrol\x12K\n\nNodeStatus\x12\x1d.gpumuxd.v1.NodeStatusRequest\x1a\x1e.gpumuxd.v1.NodeStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gpumuxd/v1/control.proto\x12\ngpumuxd.v1\"\x13\n\x11NodeStatusRequest\"\xf0\x01\n\x0c\x44\x65viceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x03\x12\x10\n\x08restarts\x18\x05 \x01(\x04\x12\x1a\n\x12requests_in_flight\x18\x06 \x01(\x04\x12\x0e\n\x06queued\x18\x07 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x10\n\x08\x62ound_ns\x18\t \x01(\x04\x12\x0e\n\x06window\x18\n \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x0b \x01(\x04\x12\x16\n\x0e\x64\x65vice_busy_ns\x18\x0c \x01(\x04\"\x82\x01\n\x12NodeStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x11\n\tuptime_ns\x18\x03 \x01(\x04\x12)\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x18.gpumuxd.v1.DeviceStatus\x12\x0e\n\x06reason\x18\x05 \x01(\t2V\n\x07\x43ontrol\x12K\n\nNodeStatus\x12\x1d.gpumuxd.v1.NodeStatusRequest\x1a\x1e.gpumuxd.v1.NodeStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODESTATUSREQUEST']._serialized_end=59
   _globals['_DEVICESTATUS']._serialized_start=62
   _globals['_DEVICESTATUS']._serialized_end=302
-  _globals['_NODESTATUSRESPONSE']._serialized_start=304
-  _globals['_NODESTATUSRESPONSE']._serialized_end=418
-  _globals['_CONTROL']._serialized_start=420
-  _globals['_CONTROL']._serialized_end=506
+  _globals['_NODESTATUSRESPONSE']._serialized_start=305
+  _globals['_NODESTATUSRESPONSE']._serialized_end=435
+  _globals['_CONTROL']._serialized_start=437
+  _globals['_CONTROL']._serialized_end=523
 # @@protoc_insertion_point(module_scope)

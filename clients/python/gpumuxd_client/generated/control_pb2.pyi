@@ -39,13 +39,15 @@ class DeviceStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., description: _Optional[str] = ..., pid: _Optional[int] = ..., restarts: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., queued: _Optional[int] = ..., preemptions: _Optional[int] = ..., bound_ns: _Optional[int] = ..., window: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., device_busy_ns: _Optional[int] = ...) -> None: ...
 
 class NodeStatusResponse(_message.Message):
-    __slots__ = ("version", "ready", "uptime_ns", "devices")
+    __slots__ = ("version", "ready", "uptime_ns", "devices", "reason")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     UPTIME_NS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     version: str
     ready: bool
     uptime_ns: int
     devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
-    def __init__(self, version: _Optional[str] = ..., ready: _Optional[bool] = ..., uptime_ns: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ...) -> None: ...
+    reason: str
+    def __init__(self, version: _Optional[str] = ..., ready: _Optional[bool] = ..., uptime_ns: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -5,6 +5,7 @@ no place here. A key that is not known is an error that names it: a policy that 
 is worse than none.
 """
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,12 +14,15 @@ from typing import Any
 
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import InvalidManifest
+from gpumuxd.models.files import NotRegular, open_regular
 from gpumuxd.units import ns_from_ms
 
 MANIFEST_NAME = "model.toml"
 MANIFEST_BYTES_MAX = 64 * 1024
 
 SLO_MS_MAX = 3_600_000
+BATCH_MAX_MAX = 2**31 - 1
+DEVICE_CHARS_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,17 @@ DEFAULT_MANIFEST = Manifest()
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest at `path`; the default one if there is no such file. Raises InvalidManifest."""
+    """The manifest at `path`, a real path; the default one if there is no such file.
+
+    Raises InvalidManifest.
+    """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             data = file.read(MANIFEST_BYTES_MAX + 1)
     except FileNotFoundError:
         return DEFAULT_MANIFEST
+    except NotRegular as error:
+        raise InvalidManifest(f"{MANIFEST_NAME} {error}") from None
     except OSError as error:
         raise InvalidManifest(f"{MANIFEST_NAME} can't be read: {error.strerror}") from error
     if len(data) > MANIFEST_BYTES_MAX:
@@ -64,7 +73,9 @@ def parse_manifest(data: bytes) -> Manifest:
     """A manifest from its text. Raises InvalidManifest naming the key."""
     try:
         table = tomllib.loads(data.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
+        # ValueError is the base of what tomllib says, and what Python says of an integer of over
+        # 4300 digits.
         raise InvalidManifest(f"{MANIFEST_NAME} is not TOML: {error}") from error
     known = [field.name for field in fields(Manifest)]
     for key in table:
@@ -82,7 +93,11 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def _wrong(key: str, expected: str, value: object) -> InvalidManifest:
-    return InvalidManifest(f"{MANIFEST_NAME}: {key}: expected {expected}, got {value!r}"[:300])
+    try:
+        shown = repr(value)
+    except ValueError:  # an integer of over 4300 digits, which tomllib takes in hexadecimal
+        shown = "an integer of thousands of digits"
+    return InvalidManifest(f"{MANIFEST_NAME}: {key}: expected {expected}, got {shown}"[:300])
 
 
 def _slo_ms(table: Mapping[str, Any]) -> float | None:
@@ -110,7 +125,7 @@ def _device(table: Mapping[str, Any]) -> str | None:
     if value is None:
         return None
     kind, _, index = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if not (kind.isalpha() and index.isdecimal()):
+    if not (kind.isalpha() and index.isdecimal() and len(value) <= DEVICE_CHARS_MAX):
         raise _wrong("device", "a device like 'cpu:0'", value)
     return str(value)
 
@@ -120,7 +135,7 @@ def _priority_max(table: Mapping[str, Any]) -> PriorityClass | None:
     if value is None:
         return None
     names = [priority_class.name for priority_class in PriorityClass]
-    if value not in names:
+    if not isinstance(value, str) or value not in names:
         raise _wrong("priority_max", f"one of {', '.join(names)}", value)
     return PriorityClass[value]
 
@@ -131,4 +146,6 @@ def _batch_max(table: Mapping[str, Any]) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _wrong("batch_max", "a positive integer", value)
+    if value > BATCH_MAX_MAX:
+        raise _wrong("batch_max", f"at most {BATCH_MAX_MAX}", value)
     return value

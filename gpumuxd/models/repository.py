@@ -4,14 +4,17 @@ Finds artifacts and reads manifests; must not open an artifact. It belongs to th
 tenants may be able to write parts of it, so nothing in it can point outside: a link that leaves the
 repository is refused, whatever it is called.
 
-Invariant: a path that comes out of here lies under one of the repositories' real paths.
+Invariants: a path that comes out of here is a real path under one of the repositories; what is
+wrong with one model is said of that model and hides no other.
 """
 
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpumuxd.errors import InvalidManifest, InvalidRequest, UnknownModel
+from gpumuxd.errors import InvalidManifest, InvalidModel, InvalidRequest, UnknownModel
 from gpumuxd.models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from gpumuxd.models.names import check_model_name, version_number
 
@@ -56,13 +59,15 @@ class Repository:
         models: dict[tuple[str, int], ModelVersion] = {}
         broken: list[BrokenEntry] = []
         seen: set[str] = set()
-        for root in self._paths:
-            names = [path.name for path in _directories(root)]
+        for root in filter(None, map(_real, self._paths)):
+            try:
+                names = _directories(root)
+            except OSError:
+                continue
             for name in names:
                 if name in seen:
-                    broken.append(
-                        BrokenEntry(name, "", "another repository before this one has this name")
-                    )
+                    reason = "another repository before this one has this name"
+                    broken.append(BrokenEntry(_printable(name), "", reason))
                     continue
                 for entry in self._scan_model(root, name):
                     if isinstance(entry, ModelVersion):
@@ -78,79 +83,124 @@ class Repository:
     def find(self, name: str, version: str = "") -> ModelVersion:
         """One version of a model, the newest if none is named.
 
-        Raises InvalidRequest for what can't be a name or a version, InvalidManifest, UnknownModel.
+        Raises InvalidRequest for what can't be a name or a version, InvalidModel for one that is
+        broken, UnknownModel.
         """
         check_model_name(name)
         wanted = version_number(version) if version else None
         for root in self._paths:
-            if not _is_inside(root / name, root) or not (root / name).is_dir():
+            real_root = _real(root)
+            if real_root is None or not _is_directory(real_root / name):
                 continue
-            entries = list(self._scan_model(root, name))
+            entries = list(self._scan_model(real_root, name))
             found = [entry for entry in entries if isinstance(entry, ModelVersion)]
             if wanted is not None:
                 found = [entry for entry in found if entry.version == wanted]
             if found:
                 return max(found, key=lambda entry: entry.version)
             self._raise_reason(entries, version)
-            raise UnknownModel(f"model {name!r} has no version {version or 'that can be loaded'!r}")
+            asked = f"no version {version!r}" if version else "no version that can be loaded"
+            raise UnknownModel(f"model {name!r} has {asked}")
         raise UnknownModel(f"no model {name!r} in the repository")
 
     def _raise_reason(self, entries: Sequence[ModelVersion | BrokenEntry], version: str) -> None:
-        """Say why, if the repository knows: a broken manifest is not an unknown model."""
-        for entry in entries:
-            if isinstance(entry, BrokenEntry) and entry.version in ("", version):
-                raise InvalidManifest(f"model {entry.name!r}: {entry.reason}")
+        """Say why, if the repository knows: a broken model is not an unknown one.
+
+        Where no version is named and none can be loaded, the newest is the one that is meant.
+        """
+        broken = [entry for entry in entries if isinstance(entry, BrokenEntry)]
+        if version:
+            broken = [entry for entry in broken if entry.version in ("", version)]
+        if not broken:
+            return
+        entry = max(broken, key=lambda entry: (entry.version.isdecimal(), entry.version.zfill(9)))
+        if entry.version:
+            raise InvalidModel(f"model {entry.name!r} version {entry.version}: {entry.reason}")
+        raise InvalidManifest(f"model {entry.name!r}: {entry.reason}")
 
     def _scan_model(self, root: Path, name: str) -> Iterator[ModelVersion | BrokenEntry]:
-        directory = root / name
+        """All that is under one name; `root` is a real path. Whatever is wrong is its own."""
+        shown = _printable(name)
         try:
             check_model_name(name)
-        except InvalidRequest as error:
-            yield BrokenEntry(name, "", error.message)
+            directory = _inside(root / name, root)
+            manifest = read_manifest(_inside(directory / MANIFEST_NAME, root))
+            versions = _directories(directory)
+        except (InvalidRequest, InvalidManifest) as error:
+            yield BrokenEntry(shown, "", error.message)
             return
-        if not _is_inside(directory, root):
-            yield BrokenEntry(name, "", "a link that leaves the repository")
+        except OSError as error:
+            yield BrokenEntry(shown, "", f"can't be read: {error.strerror}")
             return
-        if not _is_inside(directory / MANIFEST_NAME, root):
-            yield BrokenEntry(name, "", f"{MANIFEST_NAME} is a link that leaves the repository")
-            return
-        try:
-            manifest = read_manifest(directory / MANIFEST_NAME)
-        except InvalidManifest as error:
-            yield BrokenEntry(name, "", error.message)
-            return
-        versions = _directories(directory)
         if not versions:
-            yield BrokenEntry(name, "", "no version: expected a directory named by a number")
-        for path in versions:
-            yield self._scan_version(root, name, path, manifest)
+            yield BrokenEntry(shown, "", "no version: expected a directory named by a number")
+        for version in versions:
+            yield self._scan_version(root, name, directory / version, manifest)
 
     def _scan_version(
         self, root: Path, name: str, path: Path, manifest: Manifest
     ) -> ModelVersion | BrokenEntry:
         try:
             version = version_number(path.name)
-        except InvalidRequest as error:
-            return BrokenEntry(name, path.name, error.message)
-        artifact = path / ARTIFACT_NAME
-        if not _is_inside(artifact, root):
-            return BrokenEntry(name, path.name, f"{ARTIFACT_NAME} leaves the repository")
-        if not artifact.is_file():
-            return BrokenEntry(name, path.name, f"{ARTIFACT_NAME} is missing or not a file")
-        return ModelVersion(name, version, artifact, manifest)
+            artifact = _inside(_inside(path, root) / ARTIFACT_NAME, root)
+            if stat.S_ISREG(artifact.lstat().st_mode):
+                return ModelVersion(name, version, artifact, manifest)
+        except (InvalidRequest, InvalidManifest) as error:
+            return BrokenEntry(name, _printable(path.name), error.message)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            return BrokenEntry(name, path.name, f"{ARTIFACT_NAME} can't be read: {error.strerror}")
+        return BrokenEntry(name, path.name, f"{ARTIFACT_NAME} is missing or not a file")
 
 
-def _directories(root: Path) -> list[Path]:
-    """Directories in a directory, by name; hidden ones, such as unfinished copies, don't count."""
+def _real(root: Path) -> Path | None:
+    """A repository's real path; None for one that is not there."""
     try:
-        return sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
-    except OSError:
-        return []
+        return root.resolve(strict=True)
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links
+        return None
 
 
-def _is_inside(path: Path, root: Path) -> bool:
-    """Does the path, every link followed, stay under the root? A missing path may."""
+def _directories(root: Path) -> list[str]:
+    """Directories in a directory, by name; hidden ones, such as unfinished copies, don't count.
+    Raises OSError when it can't be read."""
+    with os.scandir(root) as entries:
+        return sorted(entry.name for entry in entries if _counts(entry))
+
+
+def _counts(entry: "os.DirEntry[str]") -> bool:
     try:
-        return path.resolve().is_relative_to(root.resolve())
-    except (OSError, RuntimeError):  # a loop of links
+        return not entry.name.startswith(".") and entry.is_dir()
+    except OSError:  # a link that leads nowhere
         return False
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _inside(path: Path, root: Path) -> Path:
+    """The real path of what lies at `path`, whose parent is a real path under `root`.
+
+    Raises InvalidManifest for a link that leaves the root. What is missing is inside.
+    """
+    try:
+        if not stat.S_ISLNK(path.lstat().st_mode):
+            return path  # the common case: one look instead of one for each part of the path
+        real = path.resolve()
+    except FileNotFoundError:
+        return path
+    except RuntimeError:  # a loop of links
+        raise InvalidManifest(f"{path.name} is a link in a circle") from None
+    if not real.is_relative_to(root):
+        raise InvalidManifest(f"{path.name} is a link that leaves the repository")
+    return real
+
+
+def _printable(name: str) -> str:
+    """A name as a message may carry it; file names need not be text."""
+    return name.encode("utf-8", "backslashreplace").decode()

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gpumuxd.errors import InvalidModel, ModelNotReady
+from gpumuxd.models.files import NotRegular, open_regular
 from gpumuxd.models.spec import ModelSpec
 from gpumuxd.node.child_process import Child, Spawn, loader_environment
 from gpumuxd.node.settings import LoaderSettings
@@ -60,10 +61,7 @@ class Loading:
         """Read and check one artifact. Raises InvalidModel for what can't be served and
         ModelNotReady when its file is not there or the loader gave no answer in time."""
         async with self._slots:
-            try:
-                artifact_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            except OSError as error:
-                raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
+            artifact_fd = await _open(path)
             channel, peer = Channel.pair()
             try:
                 with peer:
@@ -95,6 +93,25 @@ class Loading:
         except ChannelError as error:
             raise InvalidModel(f"its artifact made the loader talk nonsense: {error}") from error
         return _artifact_of(answer, fds)
+
+
+async def _open(path: Path) -> int:
+    """A descriptor of an artifact. On a thread: a disk that hangs must not stop the node."""
+    opening = asyncio.get_running_loop().run_in_executor(None, open_regular, path)
+    try:
+        return await asyncio.shield(opening)
+    except NotRegular as error:
+        raise InvalidModel(f"its artifact {error}") from None
+    except OSError as error:
+        raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close_opened)
+        raise
+
+
+def _close_opened(opening: "asyncio.Future[int]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        os.close(opening.result())
 
 
 def _artifact_of(answer: frames.AnyFrame, fds: list[int]) -> LoadedArtifact:

@@ -1,5 +1,7 @@
 """Manifests: all keys optional, wrong ones named."""
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,13 @@ def test_an_empty_one_and_none_at_all_are_the_default(tmp_path: Path) -> None:
         ("batch_max = 1.5", "batch_max: expected a positive integer"),
         ("batch_max = true", "batch_max: expected a positive integer"),
         ("slo_ms = ", "is not TOML"),
+        # Python refuses to convert integers of over 4300 digits, in either direction.
+        ("batch_max = " + "9" * 5000, "is not TOML: Exceeds the limit"),
+        ("slo_ms = 0x" + "f" * 5000, "slo_ms: expected more than 0 and at most 3600000, got an"),
+        ("batch_max = 0x" + "f" * 5000, "batch_max: expected at most 2147483647, got an integer"),
+        ("tenants = 0x" + "f" * 5000, "tenants: expected a list of names, got an integer"),
+        ("device = 'cpu:" + "9" * 5000 + "'", "device: expected a device"),
+        ("priority_max = []", "priority_max: expected one of"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, said: str) -> None:
@@ -64,7 +73,18 @@ def test_size_is_limited(tmp_path: Path) -> None:
         read_manifest(path)
 
 
-def test_a_directory_in_its_place(tmp_path: Path) -> None:
-    (tmp_path / "model.toml").mkdir()
-    with pytest.raises(InvalidManifest, match="can't be read"):
-        read_manifest(tmp_path / "model.toml")
+@pytest.mark.parametrize("kind", ["directory", "pipe", "socket", "link"])
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model.toml"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)  # a plain open would wait for a writer for ever
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    else:
+        (tmp_path / "other").write_text("slo_ms = 1")
+        path.symlink_to("other")
+    with pytest.raises(InvalidManifest, match=r"^model.toml is not a regular file$"):
+        read_manifest(path)

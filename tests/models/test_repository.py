@@ -1,10 +1,11 @@
 """The repository: what is found, what is reported as broken, and that nothing leads outside."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from gpumuxd.errors import InvalidManifest, InvalidRequest, UnknownModel
+from gpumuxd.errors import InvalidManifest, InvalidModel, InvalidRequest, UnknownModel
 from gpumuxd.models.repository import Repository
 
 
@@ -96,7 +97,7 @@ def test_links_that_leave_the_repository_are_refused(tmp_path: Path) -> None:
     assert scan.models == ()
     assert [e.name for e in scan.broken] == ["file", "loop", "manifest", "model", "version"]
     for name in ("model", "version", "file", "manifest", "loop"):
-        with pytest.raises((UnknownModel, InvalidManifest)):
+        with pytest.raises(InvalidModel, match="link"):
             Repository([root]).find(name)
 
 
@@ -125,3 +126,48 @@ def test_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert repository.scan().models == ()
     with pytest.raises(UnknownModel):
         repository.find("m")
+
+
+def test_one_bad_model_hides_no_other(tmp_path: Path) -> None:
+    add(tmp_path, "good")
+    add(tmp_path, "digits", manifest="batch_max = " + "9" * 5000)
+    add(tmp_path, "pipe")
+    os.mkfifo(tmp_path / "pipe" / "model.toml")
+    (tmp_path / "artifact" / "1").mkdir(parents=True)
+    os.mkfifo(tmp_path / "artifact" / "1" / "model.pt2")
+    (tmp_path / "nowhere").symlink_to("not there")
+    os.mkdir(os.fsencode(tmp_path) + b"/no\xfftext")
+    scan = Repository([tmp_path]).scan()
+    assert [m.name for m in scan.models] == ["good"]
+    expected = [
+        ("artifact", "1", "model.pt2 is missing or not a file"),
+        ("digits", "", "model.toml is not TOML: Exceeds the limit"),
+        ("no\\udcfftext", "", "model name"),
+        ("pipe", "", "model.toml is not a regular file"),
+    ]
+    for entry, (name, version, reason) in zip(scan.broken, expected, strict=True):
+        assert (entry.name, entry.version) == (name, version)
+        assert entry.reason.startswith(reason)
+        entry.name.encode()  # it travels as text
+
+
+def test_a_model_that_is_broken_in_all_versions_says_why_of_the_newest(tmp_path: Path) -> None:
+    for version in ("9", "10"):
+        (tmp_path / "m" / version).mkdir(parents=True)
+    (tmp_path / "m" / "10" / "model.pt2").symlink_to("/etc/passwd")
+    repository = Repository([tmp_path])
+    with pytest.raises(InvalidModel, match=r"^model 'm' version 10: model.pt2 is a link that"):
+        repository.find("m")
+    with pytest.raises(InvalidModel, match=r"^model 'm' version 9: model.pt2 is missing"):
+        repository.find("m", "9")
+    with pytest.raises(UnknownModel, match=r"^model 'm' has no version '3'$"):
+        repository.find("m", "3")
+
+
+def test_a_link_to_an_artifact_inside_leads_to_its_real_path(tmp_path: Path) -> None:
+    store = tmp_path / ".store"
+    store.mkdir()
+    (store / "blob").write_bytes(b"artifact")
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.pt2").symlink_to("../../.store/blob")
+    assert Repository([tmp_path]).find("m").artifact == store / "blob"

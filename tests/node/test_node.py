@@ -28,6 +28,7 @@ from gpumuxd.errors import (
     UnknownModel,
 )
 from gpumuxd.node.api import InferReply, ModelState, Tenant
+from gpumuxd.node.loading import Loading
 from gpumuxd.node.node import Node
 from gpumuxd.node.settings import (
     LinkSettings,
@@ -648,8 +649,18 @@ async def test_an_artifact_that_goes_away_is_not_ready(world: World) -> None:
         world.loader.on_read = (world.repository / "m" / "1" / "model.pt2").unlink
         await node.load(DEFAULT_TENANT, "m")
         assert world.state() == (ModelState.READY, "")  # what serves is shown and serves on
-        with pytest.raises(UnknownModel):
+        with pytest.raises(InvalidModel, match=r"'m' version 1: model.pt2 is missing"):
             await node.load(DEFAULT_TENANT, "m")
+
+
+async def test_an_artifact_that_became_a_pipe_is_refused_before_a_loader_starts(
+    tmp_path: Path,
+) -> None:
+    loader = FakeLoader()
+    os.mkfifo(tmp_path / "model.pt2")
+    with pytest.raises(InvalidModel, match=r"^its artifact is not a regular file$"):
+        await Loading(LoaderSettings(), loader.spawn).read(tmp_path / "model.pt2")
+    assert loader.children == []
 
 
 async def test_a_startup_model_that_fails_leaves_the_others_serving(world: World) -> None:

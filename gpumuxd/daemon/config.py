@@ -2,10 +2,12 @@
 
 Whatever the file does not say has a default from `settings.py` or `node/settings.py`, where the
 reasons are. Units are in the names of the keys; below this file there are only nanoseconds and
-bytes. It must not open sockets or start anything: `check-config` is this file and nothing else.
+bytes. It must not open sockets, read the repository or start anything. What it can't see here is
+looked at by `check.py`. Every key is explained in docs/configuration.md; a test compares the two.
 """
 
 import hashlib
+import ipaddress
 import os
 import re
 import tomllib
@@ -22,7 +24,7 @@ from gpumuxd.node.settings import NodeSettings, TenantSettings
 from gpumuxd.node.tenants import DEFAULT_TENANT, hash_token
 from gpumuxd.rpc.listener import Listener, parse_address
 from gpumuxd.settings import DeviceSettings, Order, SchedulerSettings, Slicing
-from gpumuxd.units import GIB, MIB, NS_PER_MS, NS_PER_S, NS_PER_US
+from gpumuxd.units import MIB, NS_PER_MS, NS_PER_S, NS_PER_US
 
 DEFAULT_PATH = Path("/etc/gpumuxd/gpumuxd.toml")
 """Read when no other file is named and this one is there."""
@@ -32,6 +34,9 @@ DEFAULT_TCP = ("127.0.0.1:8001",)
 
 TOKEN_CHARS_MIN = 16
 """A shorter token can be guessed."""
+
+MESSAGE_BYTES_MAX = 2047 * MIB
+"""Protobuf has no messages of 2 GiB and more."""
 
 _DEVICE = re.compile(r"cpu:(0|[1-9][0-9]{0,2})")
 _TENANT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
@@ -97,7 +102,7 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
     tenants, sockets = _parse_tenants(root.take_table("tenants"))
     listen = root.take_table("listen")
     listeners = _parse_listeners(listen, sockets, has_tenants=bool(tenants))
-    message_bytes_max = listen.take_scaled("message_mib_max", 64 * MIB, MIB, MIB, 2 * GIB - 1)
+    message_bytes_max = listen.take_scaled("message_mib_max", 64 * MIB, MIB, MIB, MESSAGE_BYTES_MAX)
     listen.finish()
     root.finish()
 
@@ -192,7 +197,7 @@ def _parse_bound(table: TomlTable) -> int | None:
 def _parse_device(table: TomlTable, common: DeviceSettings) -> DeviceSettings:
     name = table.take_text("name", "cpu:0")
     if not _DEVICE.fullmatch(name):
-        table.fail("name", "'cpu:<index>'", name)
+        table.fail("name", "'cpu:<index>' (this version serves CPU devices alone)", name)
     memory_bytes_max = table.take_scaled(
         "memory_mib_max", common.scheduler.memory_bytes_max, MIB, MIB, 1 << 50
     )
@@ -223,12 +228,13 @@ def _parse_tenants(table: TomlTable) -> tuple[tuple[TenantSettings, ...], list[L
                 f"{inner.path}: expected a name of up to 64 letters, digits, '_', '-' and '.'"
             )
         settings = _parse_tenant(name, inner)
-        if "socket" in inner:
+        has_socket = "socket" in inner
+        if has_socket:
             address = _unix(inner, "socket", inner.take_text("socket", ""))
             sockets.append(Listener(address, settings.tenant))
-        elif settings.token_sha256 is None:
-            raise ConfigError(f"{inner.path}: expected token, token_sha256 or socket, got none")
         inner.finish()
+        if not has_socket and settings.token_sha256 is None:
+            raise ConfigError(f"{inner.path}: expected token, token_sha256 or socket, got none")
         tenants.append(settings)
     hashes = [t.token_sha256 for t in tenants if t.token_sha256 is not None]
     if len(set(hashes)) != len(hashes):
@@ -293,11 +299,19 @@ def _parse_token(table: TomlTable) -> bytes | None:
 def _parse_listeners(
     table: TomlTable, sockets: list[Listener], has_tenants: bool
 ) -> tuple[Listener, ...]:
-    """Without tenants everybody is the default one; with some, open listeners need a token."""
+    """Without tenants everybody is the default one, an admin, and so must be on this machine; with
+    some, open listeners need a token."""
     tenant = None if has_tenants else DEFAULT_TENANT
-    listeners = [
-        Listener(_tcp(table, "tcp", text), tenant) for text in table.take_texts("tcp", DEFAULT_TCP)
-    ]
+    listeners = []
+    for text in table.take_texts("tcp", DEFAULT_TCP):
+        address = _tcp(table, "tcp", text)
+        if not has_tenants and not _is_loopback(address):
+            raise ConfigError(
+                f"{table.name('tcp')}: {text!r} can be reached from other machines, and without "
+                "tenants everyone is an admin: configure [tenants.NAME] tables with tokens, or "
+                "listen on 127.0.0.1 or a Unix socket"
+            )
+        listeners.append(Listener(address, tenant))
     listeners += [
         Listener(_unix(table, "unix", text), tenant) for text in table.take_texts("unix", ())
     ]
@@ -309,6 +323,15 @@ def _parse_listeners(
     if repeated:
         raise ConfigError(f"{table.path}: expected each address once, got {repeated} twice")
     return tuple(listeners)
+
+
+def _is_loopback(address: str) -> bool:
+    """By its text alone: a name that resolves to loopback today may not tomorrow."""
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _tcp(table: TomlTable, key: str, text: str) -> str:

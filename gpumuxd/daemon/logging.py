@@ -12,6 +12,9 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
+CHILD_LEVEL_VARIABLE = "GPUMUXD_LOG_LEVEL"
+"""Tells device children the level. The rest they see as we do: they inherit standard error."""
+
 _SYSLOG_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 

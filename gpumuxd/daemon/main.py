@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 import gpumuxd
-from gpumuxd.daemon.config import Config, load_config
+from gpumuxd.daemon.config import DEFAULT_PATH, Config, load_config
 from gpumuxd.daemon.notify import Notifier
 from gpumuxd.errors import ConfigError
 
@@ -34,12 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(importlib.import_module(_FORWARDED[arguments[0]]).main(arguments[1:]) or 0)
     parsed = _parser().parse_args(arguments)
     try:
-        config = load_config(parsed.config)
+        config = load_config(parsed.config or getattr(parsed, "file", None))
     except ConfigError as error:
         print(f"gpumuxd: configuration: {error}", file=sys.stderr)
         return ConfigError.EXIT_CODE
     if parsed.command == "check-config":
-        _print_config(config)
+        _check(config)
         return 0
     return _serve(config, parsed.log_level)
 
@@ -53,25 +53,39 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run the daemon in the foreground")
     serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     check = commands.add_parser("check-config", help="say whether a configuration can be used")
-    for command in (serve, check):
-        command.add_argument("--config", type=Path, metavar="FILE", help="a TOML file")
+    checked = check.add_mutually_exclusive_group()
+    for command in (serve, checked):
+        command.add_argument(
+            "--config", type=Path, metavar="FILE", help=f"a TOML file; default: {DEFAULT_PATH}"
+        )
+    checked.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the same")
     commands.add_parser("export", help="export a torch module to a .pt2 artifact", add_help=False)
     commands.add_parser("demo", help="two models, one preempting the other", add_help=False)
     return parser
 
 
 def _serve(config: Config, log_level: str) -> int:
-    # Imported here: `check-config` and the errors of a configuration need neither gRPC nor uvloop.
+    # Imported here: `check-config` and the errors of a configuration need none of it.
     import structlog
+
+    from gpumuxd.daemon.logging import CHILD_LEVEL_VARIABLE, configure_logging
+
+    configure_logging(log_level)
+    os.environ[CHILD_LEVEL_VARIABLE] = log_level
+    # Before gRPC is imported, which takes a while, and torch in the children, which takes longer.
+    structlog.get_logger().info(
+        "starting",
+        version=gpumuxd.__version__,
+        pid=os.getpid(),
+        devices=[device.device for device in config.node.devices],
+    )
     import uvloop
 
     from gpumuxd.daemon.lifecycle import serve
     from gpumuxd.daemon.lock import AlreadyRunning
-    from gpumuxd.daemon.logging import configure_logging
     from gpumuxd.errors import DeviceLost
     from gpumuxd.rpc.listener import AddressInUse
 
-    configure_logging(log_level)
     notifier = Notifier()
     # The children must not talk to systemd in our name.
     os.environ.pop("NOTIFY_SOCKET", None)
@@ -87,20 +101,14 @@ def _serve(config: Config, log_level: str) -> int:
     return 0
 
 
-def _print_config(config: Config) -> None:
-    """What the daemon would do, for people."""
-    print("configuration: good")
-    print(f"  state        {config.state_dir}")
-    for path in config.node.repository_paths:
-        print(f"  repository   {path}")
-    for device in config.node.devices:
-        print(f"  device       {device.device}, {device.threads} threads")
-    for listener in config.listeners:
-        whose = listener.tenant.name if listener.tenant is not None else "by token"
-        print(f"  listener     {listener.address} ({whose})")
-    for entry in config.node.tenants:
-        tenant = entry.tenant
-        print(f"  tenant       {tenant.name}, up to {tenant.priority_max.name}")
+def _check(config: Config) -> None:
+    from gpumuxd.daemon.check import describe
+
+    try:
+        print(describe(config), flush=True)
+    except BrokenPipeError:
+        # Whoever read it has seen enough; the interpreter must not try again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

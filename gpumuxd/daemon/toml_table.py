@@ -17,12 +17,15 @@ _E = TypeVar("_E", bound=enum.Enum)
 class TomlTable:
     """One table. Every `take_x` removes its key; `finish` refuses what is left."""
 
-    def __init__(self, path: str, values: dict[str, Any]) -> None:
+    def __init__(self, path: str, values: dict[str, Any], where: str = "") -> None:
+        """`where` tells this table from others with the same path."""
         self.path = path
+        self._where = where
         self._values = dict(values)
         self._known: list[str] = []
 
     def __contains__(self, key: str) -> bool:
+        self._known.append(key)
         return key in self._values
 
     def peek(self, key: str) -> object:
@@ -31,7 +34,7 @@ class TomlTable:
 
     def name(self, key: str) -> str:
         """A key as messages show it: `[scheduler].window_max`."""
-        return f"{self.path}.{key}" if self.path else key
+        return f"{self.path}.{key}{self._where}" if self.path else key
 
     def fail(self, key: str, expected: str, got: object) -> NoReturn:
         raise ConfigError(f"{self.name(key)}: expected {expected}, got {got!r}")
@@ -66,7 +69,9 @@ class TomlTable:
         if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
             self.fail(key, "a number", value)
         if not minimum <= value * scale <= maximum:
-            self.fail(key, f"a number from {minimum / scale:g} to {maximum / scale:g}", value)
+            # All digits: a rounded bound would seem to allow what it refuses.
+            bounds = f"{minimum / scale:.15g} to {maximum / scale:.15g}"
+            self.fail(key, f"a number from {bounds}", value)
         return round(value * scale)
 
     def take_texts(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
@@ -100,7 +105,12 @@ class TomlTable:
         value = self._take(key, [])
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             self.fail(key, f"tables written [[{key}]]", value)
-        return [TomlTable(f"[[{key}]] {n}", item) for n, item in enumerate(value, start=1)]
+        if len(value) == 1:
+            return [TomlTable(f"[[{key}]]", value[0])]
+        return [
+            TomlTable(f"[[{key}]]", item, f" (table {number})")
+            for number, item in enumerate(value, start=1)
+        ]
 
     def take_named_tables(self) -> "list[tuple[str, TomlTable]]":
         """All keys that are left, each a table of its own: `[tenants.NAME]`."""
@@ -115,9 +125,10 @@ class TomlTable:
 
     def finish(self) -> None:
         """Raises ConfigError when a key is left that nobody asked for."""
+        known = sorted(set(self._known))
         for key in self._values:
-            close = difflib.get_close_matches(key, self._known, n=1)
-            hint = f"did you mean {close[0]!r}" if close else f"known are {sorted(self._known)}"
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]!r}" if close else f"known are {known}"
             raise ConfigError(f"{self.name(key)}: unknown key; {hint}")
 
     def _take(self, key: str, default: Any) -> Any:

@@ -189,7 +189,7 @@ class Loading:
             program = yield from self._build(lambda: served.grouped_program(cuts))
             profile = yield from self._profile(model, served, program, cuts, buckets)
             if self._cache is not None and not self._cache.put(key, profile):
-                log("profile_not_stored", model=model.frame.model)
+                log("warning", "profile_not_stored", model=model.frame.model)
         else:
             cuts = list(profile.cuts)
             program = yield from self._build(lambda: served.grouped_program(cuts))
@@ -274,7 +274,7 @@ class Loading:
             profile_was_cached=was_cached,
         )
         self._post(loaded)
-        log("model_loaded", model=frame.model, groups=program.group_count, cached=was_cached)
+        log("debug", "program_ready", key=frame.model, groups=program.group_count)
 
     def _check_memory(self, model: _Model) -> None:
         used = self._scheduler.statistics().memory_bytes
@@ -316,7 +316,7 @@ class Loading:
             self._post(ModelReleased(key))
             return
         reason = reason[:REASON_CHARACTERS_MAX]
-        log("model_failed", model=key, reason=reason)
+        log("debug", "program_failed", key=key, reason=reason)
         self._post(ModelFailed(key, reason))
 
     def _forget(self, model: _Model) -> None:
@@ -356,4 +356,4 @@ def _unmap(mapped: mmap.mmap) -> None:
         try:
             mapped.close()
         except BufferError:
-            log("map_kept", bytes=len(mapped))  # it goes with whatever holds it
+            log("warning", "map_kept", bytes=len(mapped))  # it goes with whatever holds it

@@ -3,7 +3,7 @@
 Order matters. First it ties its life to the parent's, then it hears what it is (Start), and only
 then does it import torch, which takes a second or two. It ends in one of three ways: after Stop or
 SIGTERM, when everything admitted is finished; at once, when the parent is gone; and by an
-assertion, with a traceback on standard error, which the parent sees as a lost device.
+assertion, with a traceback in the log, which the parent sees as a lost device.
 """
 
 import gc
@@ -48,10 +48,10 @@ def main(arguments: Sequence[str]) -> int:
         serve(channel, start, arena)
         return 0
     except (ChannelClosed, ParentGone) as error:
-        log("parent_gone", reason=str(error))
+        log("warning", "parent_gone", reason=str(error))
         _leave(EXIT_PARENT_GONE)
     except BaseException:
-        traceback.print_exc()
+        log("critical", "device_bug", exception=traceback.format_exc())
         _leave(EXIT_BUG)
 
 

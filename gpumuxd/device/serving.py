@@ -53,11 +53,11 @@ def serve(channel: Channel, start: Start, arena: ArenaMap) -> None:
     # What is there now stays: no later collection has to look at torch's objects again.
     gc.collect()
     gc.freeze()
-    log("device_started", device=settings.device, threads=settings.threads)
+    log("debug", "device_started", device=settings.device, threads=settings.threads)
     loop.run()
     executor.close()
     mailbox.close()
-    log("device_stopped", device=settings.device)
+    log("debug", "device_stopped", device=settings.device)
 
 
 def _without_arena(settings: DeviceSettings, arena: ArenaMap) -> DeviceSettings:

@@ -60,7 +60,7 @@ unix = ["{self.socket_path}"]
 class Daemon:
     """A running `gpumuxd serve`. Always killed and reaped at the end of `running`."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, *arguments: str) -> None:
         self._site = site
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.settimeout(LIMIT_S)
@@ -69,7 +69,7 @@ class Daemon:
         self._notify.bind(str(notify_path))
         self._log = (site.directory / "log").open("wb")
         self.process = subprocess.Popen(
-            serve_command(site.config_path),
+            [*serve_command(site.config_path), *arguments],
             env={**os.environ, "NOTIFY_SOCKET": str(notify_path)},
             stdin=subprocess.DEVNULL,
             stderr=self._log,
@@ -77,8 +77,8 @@ class Daemon:
 
     @classmethod
     @contextlib.contextmanager
-    def running(cls, site: Site) -> "Iterator[Daemon]":
-        daemon = cls(site)
+    def running(cls, site: Site, *arguments: str) -> "Iterator[Daemon]":
+        daemon = cls(site, *arguments)
         try:
             yield daemon
         finally:

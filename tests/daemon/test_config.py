@@ -139,9 +139,16 @@ def test_everything_said_arrives() -> None:
         ("[node]\nstartup_models = ['a', 'a']", "expected a list without repeats"),
         ("[node]\nstartup_models = ['../a']", r"\[node\].startup_models: model name"),
         ("[repository]\npaths = ['x']", "paths: expected an absolute path, got 'x'"),
-        ("[[device]]\nname = 'gpu'", r"\[\[device\]\] 1.name: expected 'cpu:<index>', got 'gpu'"),
+        (
+            "[[device]]\nname = 'gpu'",
+            r"^\[\[device\]\].name: expected 'cpu:<index>' \(this .*, got 'gpu'",
+        ),
+        ("[[device]]\nname = 'cuda:0'", "this version serves CPU devices alone.*got 'cuda:0'"),
         ("[[device]]\n[[device]]", "expected each device once, got .'cpu:0', 'cpu:0'"),
-        ("[[device]]\n[[device]]\nnam = ''", r"\[\[device\]\] 2.nam: unknown key; did you mean"),
+        (
+            "[[device]]\n[[device]]\nnam = ''",
+            r"\[\[device\]\].nam \(table 2\): unknown key; did you",
+        ),
         ("[device]\nname = 'cpu:0'", r"device: expected tables written \[\[device\]\]"),
         ("[[device]]\nthreads = 0", "threads: expected a whole number from 1 to 1024, got 0"),
         ("[[device]]\nthreads = 1.0", "threads: expected a whole number from 1 to 1024, got 1.0"),
@@ -154,12 +161,15 @@ def test_everything_said_arrives() -> None:
         ("[listen]\ntcp = ['unix:/x']", "tcp: expected host:port, got 'unix:/x'"),
         ("[listen]\nunix = ['x.sock']", "expected unix:/absolute/path"),
         ("[listen]\ntcp = []", r"\[listen\]: expected at least one address"),
+        ("[listen]\nmessage_mib_max = 2048", "expected a number from 1 to 2047, got 2048"),
+        ("[[device]]\narena_mib = 1e9", "expected a number from 1 to 1048576, got 1000000000.0"),
         ("[listen]\nunix = ['/x', 'unix:/x']", "expected each address once"),
         ("[tenants]\nx = 1", r"\[tenants\].x: expected a table \[tenants.x\], got 1"),
         ("[tenants.x]", r"\[tenants.x\]: expected token, token_sha256 or socket, got none"),
         ("[tenants.'a b']\nsocket = '/x'", "expected a name of up to 64 letters"),
         ("[tenants.x]\ntoken = 'short'", r"\[tenants.x\].token: expected at least 16"),
         ("[tenants.x]\ntoken_sha256 = 'zz'", "token_sha256: expected 64 hexadecimal digits"),
+        ("[tenants.x]\nsocet = '/x'", r"\[tenants.x\].socet: unknown key; did you mean 'socket'"),
         ("[tenants.x]\nsocket = '/x'\nprority_max = 1", "did you mean 'priority_max'"),
         ("[tenants.x]\npriority_max = 'HIGH'", "'BEST_EFFORT' or 'STANDARD' or 'REALTIME'"),
         ("[tenants.x]\npriority_default = 1", r"within priority_max \(STANDARD\), got 1"),
@@ -170,6 +180,26 @@ def test_everything_said_arrives() -> None:
 def test_a_wrong_file(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1", "127.0.0.1:0"]
+)
+def test_without_tenants_this_machine_may_do_everything(address: str) -> None:
+    config = parse(f"[listen]\ntcp = ['{address}']\nunix = ['/run/x.sock']")
+    assert [x.tenant for x in config.listeners] == [DEFAULT_TENANT, DEFAULT_TENANT]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["0.0.0.0:1", "[::]:1", "192.168.0.1:1", "[fe80::1]:1", "node:1", "localhost.evil:1", "0:1"],
+)
+def test_without_tenants_the_network_is_refused(address: str) -> None:
+    text = f"[listen]\ntcp = ['127.0.0.1:2', '{address}']"
+    with pytest.raises(ConfigError, match=r"\[listen\].tcp: .* configure \[tenants.NAME\]"):
+        parse(text)
+    config = parse(f"{text}\n[tenants.x]\ntoken = 'a token of sixteen'")
+    assert [listener.tenant for listener in config.listeners] == [None, None]
 
 
 def test_two_tenants_with_one_token_and_no_token_in_any_message() -> None:

@@ -1,5 +1,7 @@
 """The command line, in this process: what needs no daemon."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 import gpumuxd
 from gpumuxd.daemon.main import main
+from tests.node.fakes import add_model
 
 
 def test_check_config_says_good_or_what_is_wrong(
@@ -23,6 +26,61 @@ def test_check_config_says_good_or_what_is_wrong(
     assert main(["check-config", "--config", str(path)]) == 78
     assert "x: unknown key" in capsys.readouterr().err
     assert main(["check-config", "--config", str(tmp_path / "none")]) == 78
+
+
+def test_check_config_doubts_what_is_not_there_and_says_what_it_did_not_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_model(tmp_path / "models", "here")
+    add_model(tmp_path / "models", "bad", manifest="slo = 1")
+    path = tmp_path / "c.toml"
+    path.write_text(
+        f"""
+[node]
+startup_models = ["here", "bad", "absent"]
+[repository]
+paths = ["{tmp_path}/models", "{tmp_path}/none"]
+[[device]]
+threads = 1024
+"""
+    )
+    assert main(["check-config", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "  startup model  absent\n" in out
+    assert "  device         cpu:0, 1024 threads\n" in out
+    warnings = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 4
+    assert f"warning: repository {tmp_path}/none is not a directory" in warnings
+    assert "unknown key 'slo'" in warnings[1]
+    assert "startup model 'absent': no model 'absent'" in warnings[2]
+    assert "1024 threads together, this machine " in warnings[3]
+    assert "not checked: whether addresses are free" in out
+
+
+def test_check_config_takes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f"[repository]\npaths = ['{tmp_path}']")
+    assert main(["check-config", str(path)]) == 0
+    assert "warning" not in capsys.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        main(["check-config", str(path), "--config", str(path)])
+    assert caught.value.code == 2
+
+
+def test_check_config_into_a_pipe_that_nobody_reads() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        result = subprocess.run(
+            [sys.executable, "-m", "gpumuxd.daemon.main", "check-config", "/dev/null"],
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_version_and_a_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:

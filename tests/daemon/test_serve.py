@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import shutil
 import signal
 import tempfile
@@ -53,6 +54,30 @@ def test_it_serves_on_both_listeners(served: tuple[Site, Daemon]) -> None:
         with Client(target) as client:
             assert client.server_ready()
             np.testing.assert_array_equal(client.infer("tiny", {"x": X})["y"], X * 2 + 1)
+
+
+def test_every_line_of_its_log_has_a_level_and_a_time_and_nothing_is_said_twice(
+    served: tuple[Site, Daemon],
+) -> None:
+    _, daemon = served
+    lines = [json.loads(line) for line in daemon.log.splitlines()]
+    assert [line for line in lines if not {"event", "level", "timestamp"} <= line.keys()] == []
+    assert (lines[0]["event"], lines[0]["pid"]) == ("starting", daemon.pid)
+    assert lines[0]["devices"] == ["cpu:0", "cpu:1"]
+    told = [line["event"] for line in lines]
+    assert (told.count("device_up"), told.count("device_started")) == (2, 0)
+    loaded = sorted(line["model"] for line in lines if "loaded" in line["event"])
+    assert loaded == ["busy/1", "tiny/1"]
+
+
+def test_the_log_level_counts_in_the_children_too(site: Site) -> None:
+    with Daemon.running(site, "--log-level", "debug") as daemon:
+        daemon.wait_notified("READY=1")
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait_exit() == 0
+        lines = [json.loads(line) for line in daemon.log.splitlines()]
+    (started,) = [line for line in lines if line["event"] == "device_started"]
+    assert (started["level"], started["device"]) == ("debug", "cpu:0")
 
 
 def test_the_parent_is_small_and_has_no_torch(served: tuple[Site, Daemon]) -> None:

@@ -52,10 +52,7 @@ def test_started_says_what_the_device_is_and_stop_ends_an_idle_child() -> None:
         assert started.memory_bytes > 0
         code, errors = child.stop()
         assert code == 0
-        assert [line.split('"')[3] for line in errors.splitlines()] == [
-            "device_started",
-            "device_stopped",
-        ]
+        assert errors == ""  # what is as it should be is said by the parent
 
 
 @pytest.mark.parametrize("how", ["Stop", "SIGTERM twice"])

@@ -152,11 +152,11 @@ class NodeApi(Protocol):
         """False for a model that does not exist; an empty version means any."""
         ...
 
-    def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
+    async def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
         """Raises UnknownModel, or ModelNotReady for one that is not loaded."""
         ...
 
-    def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
+    async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
         """Every version in the repository that the tenant may see, with its state."""
         ...
 

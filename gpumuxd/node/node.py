@@ -2,9 +2,10 @@
 
     limits -> model -> validation -> priority -> deadline -> memory -> submit -> reply
 
-Everything up to `submit` happens without an `await`, so a request is either refused whole or in
-the device's hands, and a model that served when it was looked up still serves when the request
-gets there. It must not know protobuf or gRPC, and never sees a weight.
+Everything up to `submit` happens without an `await`, but for saying why a model does not serve: a
+request is either refused whole or in the device's hands, and a model that served when it was looked
+up still serves when the request gets there. It must not know protobuf or gRPC, and never sees a
+weight.
 
 Invariant: a request that was submitted ends in exactly one reply or one error, and its memory is
 released exactly once (`device_link.py` says when).
@@ -163,11 +164,11 @@ class Node:
     def is_model_ready(self, tenant: Tenant, name: str, version: str) -> bool:
         return not self._is_draining and self._registry.is_ready(tenant, name, version)
 
-    def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
-        return self._registry.view(tenant, name, version)
+    async def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
+        return await self._registry.view(tenant, name, version)
 
-    def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
-        return self._registry.index(tenant)
+    async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
+        return await self._registry.index(tenant)
 
     def view(self) -> NodeView:
         return NodeView(
@@ -199,6 +200,8 @@ class Node:
         ticket = self._limits.admit(call.tenant, input_bytes)
         try:
             replica = self._registry.replica(call.tenant, call.model, call.version)
+            if replica is None:
+                await self._registry.raise_absence(call.tenant, call.model, call.version)
             fit, frame, memory = self._prepare(call, replica, ticket)
         except BaseException:
             ticket.close()

@@ -9,7 +9,7 @@ reloads, so that each of them sees a settled state. It must not know requests; t
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -22,9 +22,10 @@ from gpumuxd.errors import (
     PermissionDenied,
     UnknownModel,
 )
-from gpumuxd.models.names import check_model_name, version_number
+from gpumuxd.models.names import version_number
 from gpumuxd.models.repository import ModelVersion, Repository
 from gpumuxd.node.api import IndexEntry, ModelState, ModelView, Tenant
+from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.loading import Loading
 from gpumuxd.node.model_table import (
@@ -56,7 +57,7 @@ class Registry:
         links: Callable[[], Mapping[str, DeviceLink | None]],
     ) -> None:
         """`links` tells the link of each configured device, None where it is not up."""
-        self._repository = repository
+        self._catalogue = Catalogue(repository)
         self._table = ModelTable()
         self._placing = Placing(self._table, loading, tenants, links)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -84,18 +85,30 @@ class Registry:
         newest = next(iter(self._table.versions(name)), None)
         return newest.reason if newest is not None else ""
 
-    def replica(self, tenant: Tenant, name: str, version: str) -> Replica:
-        """What serves this model now. Raises UnknownModel, ModelNotReady or PermissionDenied."""
+    def replica(self, tenant: Tenant, name: str, version: str) -> Replica | None:
+        """What serves this model now; None: nothing does, and `raise_absence` tells why. Touches
+        no disk. Raises UnknownModel, InvalidRequest or PermissionDenied."""
         replica = self._visible_replica(tenant, name, version)
+        if replica is None:
+            return None
         permitted = replica.manifest.tenants
         if permitted is not None and tenant.name not in permitted:
             # An admin sees and loads it; running it would break the class it was loaded for.
             raise PermissionDenied(f"model {name!r} is not for tenant {tenant.name!r} to run")
         return replica
 
-    def view(self, tenant: Tenant, name: str, version: str) -> ModelView:
+    async def raise_absence(self, tenant: Tenant, name: str, version: str) -> NoReturn:
+        """Say why nothing serves this model: UnknownModel, ModelNotReady or InvalidModel."""
+        found = await self._find(tenant, name, version)
+        absent = self._table.entry(name, found.version)
+        reason = absent.reason or "it was loaded only just now; retry"
+        raise ModelNotReady(f"model {name!r} version {found.version}: {reason}")
+
+    async def view(self, tenant: Tenant, name: str, version: str) -> ModelView:
         """A loaded model. Raises UnknownModel or ModelNotReady."""
         replica = self._visible_replica(tenant, name, version)
+        if replica is None:
+            await self.raise_absence(tenant, name, version)
         ready = [e for e in self._table.versions(name) if e.state is ModelState.READY]
         serving = next(e for e in ready if e.replica is replica)
         return ModelView(
@@ -110,9 +123,9 @@ class Registry:
             weights_bytes=replica.loaded.weights_bytes,
         )
 
-    def index(self, tenant: Tenant) -> list[IndexEntry]:
+    async def index(self, tenant: Tenant) -> list[IndexEntry]:
         """Every version that the tenant may see, on disk or loaded."""
-        scan = self._repository.scan()
+        scan = await self._catalogue.scan()
         entries: dict[tuple[str, str], IndexEntry] = {}
         if tenant.is_admin:  # who may see a model is not known where its manifest can't be read
             for broken in scan.broken:
@@ -132,7 +145,7 @@ class Registry:
 
     async def load(self, tenant: Tenant, name: str) -> None:
         """Load the newest version; return when it serves. Loads of one name become one."""
-        found = await asyncio.to_thread(self._find, tenant, name, "")
+        found = await self._find(tenant, name, "")
         if not may_manage(found.manifest, tenant):
             raise PermissionDenied(f"tenant {tenant.name!r} may not load model {name!r}")
         await self.load_unchecked(name)
@@ -151,7 +164,7 @@ class Registry:
         entries = [e for e in self._table.versions(name) if e.replica is not None]
         manifests = [e.replica.manifest for e in entries if e.replica is not None]
         if not manifests:
-            manifests = [(await asyncio.to_thread(self._find, tenant, name, "")).manifest]
+            manifests = [(await self._find(tenant, name, "")).manifest]
         if not all(may_see(manifest, tenant) for manifest in manifests):
             raise UnknownModel(f"no model {name!r}")
         if not all(may_manage(manifest, tenant) for manifest in manifests):
@@ -167,6 +180,7 @@ class Registry:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._catalogue.close()
         for entry in self._table:
             if entry.replica is not None:
                 entry.replica.artifact.close()
@@ -219,9 +233,9 @@ class Registry:
 
     async def _load(self, name: str) -> None:
         async with self._locks[name]:
-            found = await asyncio.to_thread(self._repository.find, name, "")
+            found = await self._catalogue.find(name)
             entry = self._table.entry(name, found.version)
-            stamp = ArtifactStamp.of(found.artifact)
+            stamp = await asyncio.to_thread(ArtifactStamp.of, found.artifact)
             if self._is_current(entry, found, stamp):
                 return
             if entry.state is ModelState.UNAVAILABLE:
@@ -284,22 +298,19 @@ class Registry:
 
     # Finding
 
-    def _visible_replica(self, tenant: Tenant, name: str, version: str) -> Replica:
+    def _visible_replica(self, tenant: Tenant, name: str, version: str) -> Replica | None:
         number = version_number(version) if version else None
         entry = self._table.serving(name, number)
-        if entry is not None and entry.replica is not None:
-            if may_see(entry.replica.manifest, tenant):
-                return entry.replica
+        if entry is None or entry.replica is None:
+            return None
+        if not may_see(entry.replica.manifest, tenant):
             raise UnknownModel(f"no model {name!r}")
-        check_model_name(name)  # what serves has a good one; the rest may be of anyone's making
-        found = self._find(tenant, name, version)
-        absent = self._table.entry(name, found.version)
-        raise ModelNotReady(f"model {name!r} version {found.version}: {absent.reason}")
+        return entry.replica
 
-    def _find(self, tenant: Tenant, name: str, version: str) -> ModelVersion:
-        """In the repository, as far as this tenant may know. Touches the disk."""
+    async def _find(self, tenant: Tenant, name: str, version: str) -> ModelVersion:
+        """In the repository, as far as this tenant may know."""
         try:
-            found = self._repository.find(name, version)
+            found = await self._catalogue.find(name, version)
         except InvalidModel:
             if tenant.is_admin:
                 raise

@@ -68,7 +68,7 @@ class InferenceService:
     async def _model_metadata(
         self, request: pb.ModelMetadataRequest, caller: Caller
     ) -> pb.ModelMetadataResponse:
-        view = self._node.model_view(caller.tenant, request.name, request.version)
+        view = await self._node.model_view(caller.tenant, request.name, request.version)
         return pb.ModelMetadataResponse(
             name=view.name,
             versions=view.versions,
@@ -88,7 +88,7 @@ class InferenceService:
     async def _model_config(
         self, request: pb.ModelConfigRequest, caller: Caller
     ) -> pb.ModelConfigResponse:
-        view = self._node.model_view(caller.tenant, request.name, request.version)
+        view = await self._node.model_view(caller.tenant, request.name, request.version)
         return pb.ModelConfigResponse(config=_model_config(view))
 
     async def _index(
@@ -103,7 +103,7 @@ class InferenceService:
                 state=entry.state.value,
                 reason=entry.reason,
             )
-            for entry in self._node.index(caller.tenant)
+            for entry in await self._node.index(caller.tenant)
             if entry.state is ModelState.READY or not request.ready
         ]
         return pb.RepositoryIndexResponse(models=models)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -27,8 +28,10 @@ from gpumuxd.errors import (
     QuotaExceeded,
     UnknownModel,
 )
+from gpumuxd.models.repository import Repository
 from gpumuxd.node.api import InferReply, ModelState, Tenant
 from gpumuxd.node.loading import Loading
+from gpumuxd.node.model_table import ArtifactStamp
 from gpumuxd.node.node import Node
 from gpumuxd.node.settings import (
     LinkSettings,
@@ -134,8 +137,9 @@ class World:
     def life(self) -> FakeLife:
         return self.device.life
 
-    def state(self, name: str = "m", version: str = "1") -> tuple[ModelState, str]:
-        (entry,) = [e for e in self.node.index(ADMIN) if e.name == name and e.version == version]
+    async def state(self, name: str = "m", version: str = "1") -> tuple[ModelState, str]:
+        entries = await self.node.index(ADMIN)
+        (entry,) = [e for e in entries if (e.name, e.version) == (name, version)]
         return entry.state, entry.reason
 
 
@@ -396,7 +400,7 @@ async def test_a_model_that_kills_its_device_twice_is_left_out(world: World) -> 
         life = await world.device.wait_lives(4)
         loads = await life.wait_for(frames.LoadModel)
         assert loads[0].model.startswith("good/")
-        state, reason = world.state("m")
+        state, reason = await world.state("m")
         assert state is ModelState.UNAVAILABLE
         assert "lost while loading it again" in reason
         await node.load(DEFAULT_TENANT, "good")
@@ -434,7 +438,7 @@ async def test_a_child_that_loads_may_be_silent_up_to_the_limit_of_a_load(world:
         with pytest.raises(DeviceLost, match=r"loading took over 0.06 s"):
             await node.load(DEFAULT_TENANT, "m")
         assert monotonic_ns() - began_ns >= 60 * NS_PER_MS
-        assert world.state()[0] is ModelState.UNAVAILABLE
+        assert (await world.state())[0] is ModelState.UNAVAILABLE
         world.device.answers_ping = True
 
 
@@ -500,21 +504,21 @@ async def test_a_child_that_does_not_stop_is_killed(world: World) -> None:
 async def test_load_serve_unload(world: World) -> None:
     async with world.started() as node:
         assert node.is_ready()
-        assert world.state() == (ModelState.UNAVAILABLE, "not loaded")
+        assert await world.state() == (ModelState.UNAVAILABLE, "not loaded")
         with pytest.raises(ModelNotReady, match="'m' version 1: not loaded"):
             await node.infer(call())
         with pytest.raises(ModelNotReady, match="not loaded"):
-            node.model_view(DEFAULT_TENANT, "m", "")
+            await node.model_view(DEFAULT_TENANT, "m", "")
         await node.load(DEFAULT_TENANT, "m")
-        assert world.state() == (ModelState.READY, "")
-        view = node.model_view(DEFAULT_TENANT, "m", "1")
+        assert await world.state() == (ModelState.READY, "")
+        view = await node.model_view(DEFAULT_TENANT, "m", "1")
         assert (view.version, view.versions, view.group_count) == ("1", ("1",), 3)
         assert view.spec == world.loader.spec
         assert node.is_model_ready(DEFAULT_TENANT, "m", "")
         assert not node.is_model_ready(DEFAULT_TENANT, "m", "2")
         assert not node.is_model_ready(DEFAULT_TENANT, "m", "x")
         await node.unload(DEFAULT_TENANT, "m")
-        assert world.state() == (ModelState.UNAVAILABLE, "unloaded")
+        assert await world.state() == (ModelState.UNAVAILABLE, "unloaded")
         await node.unload(DEFAULT_TENANT, "m")
         with pytest.raises(UnknownModel):
             await node.unload(DEFAULT_TENANT, "other")
@@ -525,7 +529,7 @@ async def test_loads_of_one_model_become_one_and_one_caller_may_leave(world: Wor
         world.device.on_load = load_never
         loads = [asyncio.ensure_future(node.load(DEFAULT_TENANT, "m")) for _ in range(3)]
         (load,) = await world.life.wait_for(frames.LoadModel)
-        assert world.state()[0] is ModelState.LOADING
+        assert (await world.state())[0] is ModelState.LOADING
         loads[0].cancel()
         load_well(world.life, load)
         await asyncio.gather(*loads[1:])
@@ -540,7 +544,7 @@ async def test_unloading_waits_for_what_runs_and_refuses_what_comes(world: World
         (submit,) = await world.life.wait_for(frames.Submit)
         unload = asyncio.ensure_future(node.unload(DEFAULT_TENANT, "m"))
         (frame,) = await world.life.wait_for(frames.UnloadModel)
-        assert world.state()[0] is ModelState.UNLOADING
+        assert (await world.state())[0] is ModelState.UNLOADING
         with pytest.raises(ModelNotReady):
             await node.infer(call())
         world.life.finish(submit.request_id)
@@ -548,7 +552,7 @@ async def test_unloading_waits_for_what_runs_and_refuses_what_comes(world: World
         assert not unload.done()
         world.life.send(frames.ModelReleased(frame.model))
         await unload
-        assert world.state() == (ModelState.UNAVAILABLE, "unloaded")
+        assert await world.state() == (ModelState.UNAVAILABLE, "unloaded")
 
 
 async def test_an_unload_ends_when_its_device_dies(world: World) -> None:
@@ -559,7 +563,7 @@ async def test_an_unload_ends_when_its_device_dies(world: World) -> None:
         await world.life.wait_for(frames.UnloadModel)
         world.life.end("signal SIGSEGV")
         await unload
-        assert world.state() == (ModelState.UNAVAILABLE, "unloaded")
+        assert await world.state() == (ModelState.UNAVAILABLE, "unloaded")
         life = await world.device.wait_lives(2)
         await world.wait_ready()
         await node.load(DEFAULT_TENANT, "m")
@@ -578,13 +582,13 @@ async def test_a_newer_version_replaces_the_older_which_drains(world: World) -> 
         assert (old.model, submit.model) == ("m/1#1", "m/2#2")
         (unload,) = await world.life.wait_for(frames.UnloadModel)
         assert unload.model == "m/1#1"
-        assert world.state("m", "1")[0] is ModelState.UNLOADING
+        assert (await world.state("m", "1"))[0] is ModelState.UNLOADING
         world.life.finish(old.request_id)
         world.life.finish(submit.request_id)
         assert [(await t).version for t in (task, new)] == ["1", "2"]
         world.life.send(frames.ModelReleased(unload.model))
         await node.load(DEFAULT_TENANT, "m")  # waits its turn behind the one that drains
-        assert world.state("m", "1") == (ModelState.UNAVAILABLE, "replaced by version 2")
+        assert await world.state("m", "1") == (ModelState.UNAVAILABLE, "replaced by version 2")
 
 
 async def test_a_changed_artifact_is_loaded_anew_and_a_bad_one_leaves_the_old(
@@ -595,7 +599,7 @@ async def test_a_changed_artifact_is_loaded_anew_and_a_bad_one_leaves_the_old(
         world.device.on_load = load_badly
         with pytest.raises(InvalidModel, match="does not compile"):
             await node.load(DEFAULT_TENANT, "m")
-        assert world.state() == (ModelState.READY, "")
+        assert await world.state() == (ModelState.READY, "")
         assert node.is_ready()
         world.device.on_load = load_well
         add_model(world.repository, "m", data=b"better")
@@ -626,13 +630,13 @@ async def test_a_loader_that_fails_costs_this_one_load(
         world.loader.answer = getattr(world.loader, answer)
         with pytest.raises(InvalidModel, match=message):
             await node.load(DEFAULT_TENANT, "m")
-        state, reason = world.state()
+        state, reason = await world.state()
         assert state is ModelState.UNAVAILABLE
         assert message in reason
         world.loader.answer = good
         world.loader.spec = SPEC
         await node.load(DEFAULT_TENANT, "m")
-        assert world.state() == (ModelState.READY, "")
+        assert await world.state() == (ModelState.READY, "")
 
 
 async def test_a_loader_that_hangs_is_killed_in_time(world: World) -> None:
@@ -648,7 +652,7 @@ async def test_an_artifact_that_goes_away_is_not_ready(world: World) -> None:
     async with world.started() as node:
         world.loader.on_read = (world.repository / "m" / "1" / "model.pt2").unlink
         await node.load(DEFAULT_TENANT, "m")
-        assert world.state() == (ModelState.READY, "")  # what serves is shown and serves on
+        assert await world.state() == (ModelState.READY, "")  # what serves is shown and serves on
         with pytest.raises(InvalidModel, match=r"'m' version 1: model.pt2 is missing"):
             await node.load(DEFAULT_TENANT, "m")
 
@@ -687,6 +691,34 @@ async def test_the_device_with_the_fewest_models_is_chosen_unless_the_manifest_n
         assert "c" in loaded[0]
         with pytest.raises(InvalidModel, match="'cpu:7' is not configured"):
             await node.load(DEFAULT_TENANT, "d")
+
+
+async def test_no_look_at_the_disk_is_made_on_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+
+    def watched(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        def look(*arguments: object) -> object:
+            assert threading.current_thread() is not threading.main_thread(), name
+            looks.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, staticmethod(look) if name == "of" else look)
+
+    watched(Repository, "scan")
+    watched(Repository, "find")
+    watched(ArtifactStamp, "of")
+    async with world.started() as node:
+        await node.index(ADMIN)
+        for fails in (node.infer(call()), node.model_view(DEFAULT_TENANT, "m", "")):
+            with pytest.raises(ModelNotReady, match="not loaded"):
+                await fails
+        await node.load(DEFAULT_TENANT, "m")
+        await node.unload(DEFAULT_TENANT, "m")
+    assert looks == ["scan", "find", "find", "find", "find", "of"]
 
 
 # What the log and the status say
@@ -801,9 +833,9 @@ async def test_a_status_names_a_device_that_is_not_ready(world: World) -> None:
 async def test_tenants_see_and_use_only_what_is_permitted_to_them(world: World) -> None:
     add_model(world.repository, "own", manifest='tenants = ["index"]')
     async with world.started(tenants=TENANTS, startup_models=("m", "own")) as node:
-        assert [e.name for e in node.index(VOICE)] == ["m"]
-        assert [e.name for e in node.index(INDEX)] == ["m", "own"]
-        assert [e.name for e in node.index(ADMIN)] == ["m", "own"]
+        assert [e.name for e in await node.index(VOICE)] == ["m"]
+        assert [e.name for e in await node.index(INDEX)] == ["m", "own"]
+        assert [e.name for e in await node.index(ADMIN)] == ["m", "own"]
         assert node.is_model_ready(INDEX, "own", "")
         assert not node.is_model_ready(VOICE, "own", "")
         for attempt in (node.infer(call(model="own", tenant=VOICE)), node.load(VOICE, "own")):
@@ -833,10 +865,10 @@ async def test_loading_takes_an_admin_or_a_tenant_that_the_manifest_names(world:
 async def test_a_broken_entry_is_shown_to_admins_alone(world: World) -> None:
     add_model(world.repository, "bad", manifest="slo = 1")
     async with world.started(tenants=TENANTS) as node:
-        (entry,) = [e for e in node.index(ADMIN) if e.name == "bad"]
+        (entry,) = [e for e in await node.index(ADMIN) if e.name == "bad"]
         assert entry.state is ModelState.UNAVAILABLE
         assert "unknown key 'slo'" in entry.reason
-        assert [e.name for e in node.index(VOICE)] == ["m"]
+        assert [e.name for e in await node.index(VOICE)] == ["m"]
         with pytest.raises(InvalidModel, match="unknown key 'slo'"):
             await node.load(ADMIN, "bad")
         with pytest.raises(UnknownModel):

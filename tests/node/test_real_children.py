@@ -73,7 +73,7 @@ async def test_results_are_right(served: Served) -> None:
     values = {o.name: struct.unpack(f"{len(o.data) // 4}f", o.data) for o in reply.outputs}
     assert values == {"y": (1, 3, 5, 7, 9, 11, 13, 15), "n": (6, 22)}
     assert reply.report.compute_ns > 0
-    view = served.node.model_view(DEFAULT_TENANT, "tiny", "")
+    view = await served.node.model_view(DEFAULT_TENANT, "tiny", "")
     assert view.group_count >= 1
     assert {bucket for bucket, _ in view.run_ns} == {(1,), (2,), (4,)}
 
@@ -109,7 +109,7 @@ async def test_a_foreign_artifact_is_refused_and_the_next_load_works(served: Ser
         artifact.write_bytes(data)
         with pytest.raises(InvalidModel):
             await served.node.load(DEFAULT_TENANT, name)
-        (entry,) = [e for e in served.node.index(DEFAULT_TENANT) if e.name == name]
+        (entry,) = [e for e in await served.node.index(DEFAULT_TENANT) if e.name == name]
         assert entry.state is ModelState.UNAVAILABLE
         assert entry.reason
         artifact.write_bytes(good)

@@ -65,7 +65,7 @@ class FakeNode:
     def is_model_ready(self, tenant: Tenant, name: str, version: str) -> bool:
         return name in self.loaded and version in ("", "1")
 
-    def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
+    async def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
         return ModelView(
             name=name,
             version="1",
@@ -77,7 +77,7 @@ class FakeNode:
             weights_bytes=1024,
         )
 
-    def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
+    async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
         return [
             IndexEntry(name, "1", ModelState.READY)
             if name in self.loaded

@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from gpumuxd.clock import monotonic_ns
-from gpumuxd.errors import InvalidRequest
+from gpumuxd.errors import GpumuxdError, InvalidRequest
 from gpumuxd.node.api import Tenant
 from gpumuxd.rpc.identity import Identify, Metadata
 from gpumuxd.rpc.status import failure_of
@@ -48,20 +48,28 @@ Answer = Callable[[bytes, Arrival], Awaitable[bytes]]
 """A method as the wire sees it. Raises GpumuxdError."""
 
 
+@dataclass(frozen=True, slots=True)
+class Method:
+    """An answer, and whether only tenants get it."""
+
+    answer: Answer
+    needs_tenant: bool
+
+
 def for_anyone(
     request_type: type[RequestT], handle: Callable[[RequestT], Awaitable[Message]]
-) -> Answer:
+) -> Method:
     """A method that needs no identity."""
 
     async def answer(data: bytes, arrival: Arrival) -> bytes:
         return (await handle(_parse(request_type, data))).SerializeToString()
 
-    return answer
+    return Method(answer, needs_tenant=False)
 
 
 def for_tenants(
     request_type: type[RequestT], handle: Callable[[RequestT, Caller], Awaitable[Message]]
-) -> Answer:
+) -> Method:
     """A method of a tenant. Who it is comes first: strangers learn nothing about messages."""
 
     async def answer(data: bytes, arrival: Arrival) -> bytes:
@@ -70,7 +78,7 @@ def for_tenants(
         # The parsed message is not named here, so that `handle` can let go of its tensors.
         return (await handle(_parse(request_type, data), caller)).SerializeToString()
 
-    return answer
+    return Method(answer, needs_tenant=True)
 
 
 def _parse(request_type: type[RequestT], data: bytes) -> RequestT:
@@ -132,3 +140,14 @@ def bind(
         await context.abort(failure.code, failure.details, failure.trailing_metadata)
 
     return grpc.unary_unary_rpc_method_handler(behaviour)
+
+
+def refusing(error: GpumuxdError, path: str) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    """The handler of a call that is refused by its metadata. Its message is never read: what a
+    stranger sends must cost no memory."""
+    failure = failure_of(error, path)
+
+    async def behaviour(messages: object, context: Context) -> None:
+        await context.abort(failure.code, failure.details, failure.trailing_metadata)
+
+    return grpc.stream_unary_rpc_method_handler(behaviour)

@@ -2,7 +2,7 @@
 
 from gpumuxd.errors import PermissionDenied
 from gpumuxd.node.api import NodeApi
-from gpumuxd.rpc.call import Answer, Caller, for_tenants
+from gpumuxd.rpc.call import Caller, Method, for_tenants
 from gpumuxd.rpc.generated import control_pb2 as pb
 
 SERVICE = "gpumuxd.v1.Control"
@@ -14,7 +14,7 @@ class ControlService:
     def __init__(self, node: NodeApi) -> None:
         self._node = node
 
-    def methods(self) -> dict[str, Answer]:
+    def methods(self) -> dict[str, Method]:
         """Each method by its name on the wire."""
         return {"NodeStatus": for_tenants(pb.NodeStatusRequest, self._node_status)}
 

@@ -8,7 +8,7 @@ from gpumuxd import __version__
 from gpumuxd.errors import InvalidRequest, Unsupported
 from gpumuxd.models.spec import Size, TensorSpec, wire_shape
 from gpumuxd.node.api import ModelState, ModelView, NodeApi
-from gpumuxd.rpc.call import Answer, Caller, for_anyone, for_tenants
+from gpumuxd.rpc.call import Caller, Method, for_anyone, for_tenants
 from gpumuxd.rpc.codec import decode_infer, encode_infer
 from gpumuxd.rpc.generated import inference_pb2 as pb
 
@@ -33,7 +33,7 @@ class InferenceService:
     def __init__(self, node: NodeApi) -> None:
         self._node = node
 
-    def methods(self) -> dict[str, Answer]:
+    def methods(self) -> dict[str, Method]:
         """Each method by its name on the wire."""
         return {
             "ServerLive": for_anyone(pb.ServerLiveRequest, self._server_live),

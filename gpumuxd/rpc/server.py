@@ -9,15 +9,16 @@ the claims on the addresses are given back. Starting is all or nothing.
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import grpc
 import structlog
 
+from gpumuxd.errors import Unauthenticated
 from gpumuxd.node.api import NodeApi
 from gpumuxd.rpc import control, inference
-from gpumuxd.rpc.call import Answer, CallsInProgress, bind
+from gpumuxd.rpc.call import CallsInProgress, Method, bind, refusing
 from gpumuxd.rpc.health import HealthService
 from gpumuxd.rpc.identity import Identify, Tenants, by_token, of_listener
 from gpumuxd.rpc.listener import (
@@ -41,6 +42,11 @@ _FRAME_BYTES = 1024 * 1024
 _PING_INTERVAL_MS_MIN = 10_000
 """gRPC's default cuts off clients that ping more often than every 5 minutes."""
 
+_PENDING_CALLS_MAX = 2**31 - 1
+"""Calls that came and were not taken yet. gRPC drops some at random above 1000, with a bare
+CANCELLED; we take all at once and refuse what is too much with a reason. Such a call has no
+message in memory but what HTTP/2's flow control lets in."""
+
 _logger = structlog.stdlib.get_logger(__name__)
 
 
@@ -57,7 +63,7 @@ class FrontDoor:
         self._listeners = tuple(listeners)
         self._tenants = tenants
         self._options = _server_options(message_bytes_max)
-        self._services: dict[str, dict[str, Answer]] = {
+        self._services: dict[str, dict[str, Method]] = {
             inference.SERVICE: inference.InferenceService(node).methods(),
             control.SERVICE: control.ControlService(node).methods(),
         }
@@ -135,17 +141,37 @@ class FrontDoor:
         self._addresses.append(str(address))
 
     def _handlers(self, identify: Identify) -> list[grpc.GenericRpcHandler]:
-        handlers = [
-            grpc.method_handlers_generic_handler(
-                service,
-                {
-                    name: bind(f"/{service}/{name}", answer, identify, self._calls)
-                    for name, answer in methods.items()
-                },
-            )
-            for service, methods in self._services.items()
-        ]
-        return [*handlers, self._health.handler()]
+        methods = {
+            f"/{service}/{name}": method
+            for service, served in self._services.items()
+            for name, method in served.items()
+        }
+        return [_Handlers(methods, identify, self._calls), self._health.handler()]
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """All methods behind one listener. Who calls is in the metadata, which comes before the
+    message, so strangers are refused before one byte of theirs is kept."""
+
+    def __init__(
+        self, methods: Mapping[str, Method], identify: Identify, calls: CallsInProgress
+    ) -> None:
+        self._identify = identify
+        self._handlers = {
+            path: bind(path, method.answer, identify, calls) for path, method in methods.items()
+        }
+        self._guarded = {path for path, method in methods.items() if method.needs_tenant}
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        path = handler_call_details.method
+        if path in self._guarded:
+            try:
+                self._identify(tuple(handler_call_details.invocation_metadata or ()))
+            except Unauthenticated as error:
+                return refusing(error, path)
+        return self._handlers.get(path)
 
 
 def _bind(server: grpc.aio.Server, address: UnixAddress | TcpAddress) -> int:
@@ -176,5 +202,7 @@ def _server_options(message_bytes_max: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_send_message_length", -1),
         ("grpc.http2.max_frame_size", _FRAME_BYTES),
+        ("grpc.server.max_pending_requests", _PENDING_CALLS_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS_MAX),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_INTERVAL_MS_MIN),
     ]

@@ -356,6 +356,15 @@ async def test_a_cancellation_inside_the_node_still_answers(
     assert status == "UNAVAILABLE"
 
 
+async def test_every_call_of_a_burst_gets_an_answer_of_ours(channel: grpc.aio.Channel) -> None:
+    # gRPC by itself drops calls at random while over 1000 have come and were not taken.
+    data = good_request().SerializeToString()
+    method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(INFER)
+    calls = [method(data, timeout=60) for _ in range(3000)]
+    codes = await asyncio.gather(*(call.code() for call in calls))
+    assert {code: codes.count(code) for code in codes} == {grpc.StatusCode.OK: 3000}
+
+
 # Identity
 
 
@@ -390,6 +399,17 @@ async def test_without_a_known_token_nothing_is_told(
     assert told in details
     assert CAMERA_TOKEN not in details
     assert node.calls == []
+
+
+@pytest.mark.parametrize("path", [INFER, STATUS])
+async def test_a_strangers_message_is_never_read(shared: grpc.aio.Channel, path: str) -> None:
+    # One that is read is refused for its size, or waited for.
+    huge = bytes(4 * MESSAGE_BYTES_MAX)
+    status, _, _ = await refusal(shared, path, huge)
+    assert status == "UNAUTHENTICATED"
+    assert (await refusal(shared, path, huge, metadata=BEARER))[0] == "RESOURCE_EXHAUSTED"
+    silent: grpc.aio.StreamUnaryCall[bytes, bytes] = shared.stream_unary(path)(timeout=WAIT_S)
+    assert await silent.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])

@@ -39,8 +39,9 @@ check: $(STAMP)
 	$(PY) -m pytest -q tests/test_architecture.py
 	$(PY) protos/generate.py --check
 
+# Not -q, which hides the seed of the order.
 test: $(STAMP)
-	$(PY) -m pytest -q
+	$(PY) -m pytest
 
 sim: $(STAMP)
 	$(PY) -m gpumuxd.testing.simulator --seed $(SEED) --seeds $(SEEDS)

@@ -6,10 +6,14 @@ Talks to it with `gpumuxd_client` and knows nothing else of gpumuxd. Exit codes:
     1  the daemon refused or failed the call
     2  wrong usage: arguments, an input file that can't be read
     3  no daemon answered
+
+`--json` prints strict JSON: NaN and the infinities, which JSON has no numbers for, are the strings
+"NaN", "Infinity" and "-Infinity", as in protobuf's JSON. -1 in a shape is a size that may vary.
 """
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +24,7 @@ from gpumuxd_client import Client
 from gpumuxd_client.errors import GpumuxdError, Unreachable
 from rich.console import Console
 
+from gpumuxd import __version__
 from gpumuxd.ctl import tables
 from gpumuxd.ctl.inputs import UsageError, read_input
 
@@ -37,7 +42,13 @@ _EPILOG = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
-    options = _parser().parse_args(argv)
+    # The parsers have no defaults for these: a command's would hide what stands before it.
+    environment = argparse.Namespace(
+        target=os.environ.get("GPUMUXD_TARGET", TARGET_DEFAULT),
+        token=os.environ.get("GPUMUXD_TOKEN"),
+        json=False,
+    )
+    options = _parser().parse_args(argv, environment)
     command: Callable[[Client, argparse.Namespace], Any] = options.command
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
@@ -53,44 +64,80 @@ def main(argv: Sequence[str] | None = None) -> int:
         errors.print(f"gpumuxctl: {error.status}: {error}", markup=False)
         return EXIT_FAILED
     if options.json:
-        print(json.dumps(answer, indent=2))
+        print(json.dumps(_strict(answer), indent=2, allow_nan=False))
     else:
-        options.show(Console(highlight=False), answer)
+        options.show(tables.console_of(sys.stdout), answer)
     return EXIT_OK
 
 
+def _strict(answer: Any) -> Any:
+    """The answer without numbers that JSON can't hold."""
+    match answer:
+        case dict():
+            return {key: _strict(value) for key, value in answer.items()}
+        case list() | tuple():
+            return [_strict(value) for value in answer]
+        case float() if math.isnan(answer):
+            return "NaN"
+        case float() if math.isinf(answer):
+            return "Infinity" if answer > 0 else "-Infinity"
+    return answer
+
+
 def _parser() -> argparse.ArgumentParser:
+    shared = _shared_options()
     parser = argparse.ArgumentParser(
-        prog="gpumuxctl", description="Ask a running gpumuxd.", epilog=_EPILOG
+        prog="gpumuxctl", description="Ask a running gpumuxd.", epilog=_EPILOG, parents=[shared]
     )
-    parser.add_argument(
-        "--target",
-        default=os.environ.get("GPUMUXD_TARGET", TARGET_DEFAULT),
-        help="host:port or unix:/path (environment: GPUMUXD_TARGET; default: %(default)s)",
-    )
-    parser.add_argument(
-        "--token",
-        default=os.environ.get("GPUMUXD_TOKEN"),
-        help="the tenant's token; better in the environment, GPUMUXD_TOKEN, where ps shows it not",
-    )
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    status = commands.add_parser("status", help="the node and its devices (for admins)")
+    status = commands.add_parser(
+        "status", help="the node and its devices (for admins)", parents=[shared]
+    )
     status.set_defaults(command=_status, show=tables.show_status)
 
-    models = commands.add_parser("models", help="every model in the repository")
+    models = commands.add_parser("models", help="every model in the repository", parents=[shared])
     models.set_defaults(command=_models, show=tables.show_models)
 
-    load = commands.add_parser("load", help="load a model; returns when it serves")
+    load = commands.add_parser(
+        "load", help="load a model; returns when it serves", parents=[shared]
+    )
     load.add_argument("model")
     load.set_defaults(command=_load, show=tables.show_done)
 
-    unload = commands.add_parser("unload", help="unload a model; what runs finishes first")
+    unload = commands.add_parser(
+        "unload", help="unload a model; what runs finishes first", parents=[shared]
+    )
     unload.add_argument("model")
     unload.set_defaults(command=_unload, show=tables.show_done)
 
-    infer = commands.add_parser("infer", help="run one inference", epilog=_EPILOG)
+    for one in (parser, status, models, load, unload):  # of `infer` it is the model's version
+        one.add_argument("--version", action="version", version=f"gpumuxctl {__version__}")
+    _add_infer(commands.add_parser("infer", help="run one inference", parents=[shared]))
+    return parser
+
+
+def _shared_options() -> argparse.ArgumentParser:
+    """What may stand before and after the command."""
+    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    shared.add_argument(
+        "--target",
+        help=f"host:port or unix:/path (environment: GPUMUXD_TARGET; default: {TARGET_DEFAULT})",
+    )
+    shared.add_argument(
+        "--token",
+        help="the tenant's token; better in the environment, GPUMUXD_TOKEN, where ps shows it not",
+    )
+    shared.add_argument(
+        "--json",
+        action="store_true",
+        help='print the answer as JSON, with all values; "NaN", "Infinity", "-Infinity" as strings',
+    )
+    return shared
+
+
+def _add_infer(infer: argparse.ArgumentParser) -> None:
+    infer.epilog = _EPILOG
     infer.add_argument("model")
     infer.add_argument(
         "--input",
@@ -99,11 +146,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="FILE.npy, FILE.json or JSON itself, such as x=[[1,2]]; once for each input",
     )
-    infer.add_argument("--version", default="", help="default: the newest")
+    infer.add_argument("--version", default="", help="of the model; default: the newest")
     infer.add_argument("--priority", type=int, default=0, help="1 the most urgent, 0 the default")
     infer.add_argument("--deadline-ms", type=float, help="give up after this time")
     infer.set_defaults(command=_infer, show=tables.show_result)
-    return parser
 
 
 def _status(client: Client, options: argparse.Namespace) -> Any:
@@ -135,26 +181,33 @@ def _load(client: Client, options: argparse.Namespace) -> Any:
 
 
 def _unload(client: Client, options: argparse.Namespace) -> Any:
+    # The daemon says yes either way; a script wants that, a person a typo pointed out.
+    was_loaded = any(
+        entry.name == options.model and entry.state != "UNAVAILABLE" for entry in client.index()
+    )
     client.unload(options.model)
-    return {"model": options.model, "done": "unloaded"}
+    return {"model": options.model, "done": "unloaded" if was_loaded else "was not loaded"}
 
 
 def _infer(client: Client, options: argparse.Namespace) -> Any:
     if options.priority < 0:
         raise UsageError(f"--priority: expected 0 or more, got {options.priority}")
-    if options.deadline_ms is not None and options.deadline_ms <= 0:
+    if options.deadline_ms is not None and not 0 < options.deadline_ms < math.inf:
         raise UsageError(f"--deadline-ms: expected more than 0, got {options.deadline_ms}")
     metadata = client.model_metadata(options.model, version=options.version)
     datatypes = {tensor.name: tensor.datatype for tensor in metadata.inputs}
     inputs = dict(read_input(argument, datatypes) for argument in options.input)
     deadline = None if options.deadline_ms is None else options.deadline_ms / 1000
-    result = client.infer(
-        options.model,
-        inputs,
-        version=options.version,
-        priority=options.priority,
-        deadline=deadline,
-    )
+    try:
+        result = client.infer(
+            options.model,
+            inputs,
+            version=options.version,
+            priority=options.priority,
+            deadline=deadline,
+        )
+    except (TypeError, ValueError) as error:  # an array or a number that can't be sent
+        raise UsageError(str(error)) from None
     outputs = {
         name: {"dtype": array.dtype.name, "shape": list(array.shape), "values": array.tolist()}
         for name, array in result.items()

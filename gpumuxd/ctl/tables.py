@@ -1,13 +1,29 @@
-"""Answers for people. Takes the same plain values that `--json` prints."""
+"""Answers for people. Takes the same plain values that `--json` prints.
 
-from typing import Any
+On a pipe a row of a table is a line, however long, so that grep and awk can have it.
+"""
+
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+PIPE_COLUMNS = 1_000_000
+"""Wider than any row: nothing is folded or cut."""
+
+VALUES_SHOWN = 8
+"""Of an output; in full with --json."""
+
 _STATE_STYLE = {"READY": "green", "ready": "green", "lost": "red", "UNAVAILABLE": "dim"}
+
+
+def console_of(stream: TextIO) -> Console:
+    """As wide as the terminal, or without limits."""
+    width = None if stream.isatty() else PIPE_COLUMNS
+    return Console(file=stream, width=width, highlight=False)
 
 
 def show_status(console: Console, status: Any) -> None:
@@ -35,21 +51,29 @@ def show_status(console: Console, status: Any) -> None:
             f"{device['memory_bytes'] / 2**20:.1f} MiB",
             f"{busy:.1%}",
         )
-    console.print(table)
+    _print(console, table)
 
 
 def show_models(console: Console, models: Any) -> None:
     """One row for each version."""
-    table = Table("model", "version", "state", "inputs", "outputs", "reason", box=None)
+    columns = ("model", "version", "state", "inputs (? varies)", "outputs", "reason")
+    table = Table(*columns, box=None, pad_edge=False)
+    between = "\n" if console.is_terminal else ", "
     for model in models:
         table.add_row(
             Text(model["name"]),
             Text(model["version"]),
             _state(model["state"]),
-            _tensors(model.get("inputs", ())),
-            _tensors(model.get("outputs", ())),
-            Text(model["reason"]),
+            Text(between.join(_tensors(model.get("inputs", ())))),
+            Text(between.join(_tensors(model.get("outputs", ())))),
+            Text(" ".join(model["reason"].split())),
         )
+    _print(console, table)
+
+
+def _print(console: Console, table: Table) -> None:
+    for column in table.columns:
+        column.overflow = "fold"  # a narrow terminal hides nothing either
     console.print(table)
 
 
@@ -61,8 +85,8 @@ def show_done(console: Console, answer: Any) -> None:
 def show_result(console: Console, result: Any) -> None:
     """Each output, shortened, and what happened to the request."""
     for name, output in result["outputs"].items():
-        console.print(Text(f"{name} {output['dtype']}{output['shape']}", "bold"))
-        console.print(Text(np.array2string(np.asarray(output["values"]), threshold=64)))
+        heading = Text(f"{name} {output['dtype']}{output['shape']}", "bold")
+        console.print(Text.assemble(heading, ": ", _values(output)))
     report = result["report"]
     console.print(
         Text(
@@ -79,12 +103,20 @@ def _state(state: str) -> Text:
     return Text(state, _STATE_STYLE.get(state, "yellow"))
 
 
-def _tensors(tensors: Any) -> Text:
-    return Text(
-        "\n".join(
-            f"{tensor['name']} {tensor['datatype']}{list(tensor['shape'])}" for tensor in tensors
-        )
+def _tensors(tensors: Any) -> Iterator[str]:
+    for tensor in tensors:
+        sizes = ", ".join("?" if size < 0 else str(size) for size in tensor["shape"])
+        yield f"{tensor['name']} {tensor['datatype']}[{sizes}]"
+
+
+def _values(output: Any) -> str:
+    """The first ones in a row, and how many there are."""
+    values = np.asarray(output["values"]).ravel()
+    shown = " ".join(
+        f"{value:.6g}" if values.dtype.kind == "f" else str(value)
+        for value in values[:VALUES_SHOWN].tolist()
     )
+    return shown if values.size <= VALUES_SHOWN else f"{shown} ... ({values.size} values)"
 
 
 def _duration(duration_ns: int) -> str:

@@ -1,14 +1,17 @@
 """`gpumuxctl` on the command line: what it prints, and its exit codes."""
 
 import asyncio
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gpumuxd import __version__
+from gpumuxd.ctl import tables
 from gpumuxd.ctl.main import main
-from gpumuxd.node.api import InferCall
+from gpumuxd.node.api import InferCall, Tenant
 from tests.rpc.fake_node import FakeNode
 from tests.rpc.front import CAMERA_TOKEN, Front
 
@@ -31,8 +34,28 @@ async def test_status(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
     assert "gpumuxd 0.1, up 5.0 s, ready" in text
     assert "cpu:0" in text
     assert "4711" in text
-    assert await run(front, "--json", "status") == 0
-    assert json.loads(capsys.readouterr().out)["devices"][0]["preemptions"] == 3
+    for arguments in (("--json", "status"), ("status", "--json")):
+        assert await run(front, *arguments) == 0
+        assert json.loads(capsys.readouterr().out)["devices"][0]["preemptions"] == 3
+
+
+async def test_options_of_all_commands_stand_before_or_after_them(
+    front: Front, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = ("--target", front.shared, "--token", CAMERA_TOKEN, "--json")
+    for arguments in ((*shared, "models"), ("models", *shared), (*shared[:2], "models", *shared)):
+        assert await asyncio.to_thread(main, arguments) == 0
+        assert json.loads(capsys.readouterr().out)
+    await asyncio.to_thread(main, ["--target", "unix:/absent", "models", *shared])
+    assert json.loads(capsys.readouterr().out), "the later target wins"
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("status", "--version")])
+def test_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"gpumuxctl {__version__}\n"
 
 
 async def test_status_says_why_the_node_is_not_ready(
@@ -49,7 +72,8 @@ async def test_status_says_why_the_node_is_not_ready(
 async def test_models(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
     assert await run(front, "models") == 0
     text = capsys.readouterr().out
-    assert "x FP32[-1, 4]" in text
+    assert "x FP32[?, 4]" in text
+    assert "inputs (? varies)" in text
     assert await run(front, "--json", "models") == 0
     models = {model["name"]: model for model in json.loads(capsys.readouterr().out)}
     assert models["unloaded"]["state"] == "UNAVAILABLE"
@@ -58,14 +82,51 @@ async def test_models(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-async def test_load_and_unload(
-    front: Front, node: FakeNode, capsys: pytest.CaptureFixture[str]
+async def test_on_a_pipe_a_row_is_a_line_and_is_never_cut(
+    front: Front,
+    node: FakeNode,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "a-model-with-a-name-longer-than-lines-are" * 4
+    node.models[name] = node.models["identity_fp32"]
+    node.loaded.add(name)
+    assert await run(front, "models") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(node.models)
+    (row,) = (line for line in lines if line.startswith(name))
+    assert row.split() == [name, "1", "READY", "x", "FP32[?,", "4]", "y", "FP32[?,", "4]"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_tables_fit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert tables.console_of(Terminal()).width == 40
+    assert tables.console_of(io.StringIO()).width == tables.PIPE_COLUMNS
+
+
+async def test_load_and_unload(
+    front: Front,
+    node: FakeNode,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def says_yes(tenant: Tenant, name: str) -> None:
+        pass
+
     assert await run(front, "load", "unloaded") == 0
     assert "unloaded" in node.loaded
     assert await run(front, "unload", "unloaded") == 0
     assert "unloaded" not in node.loaded
     assert capsys.readouterr().out == "unloaded loaded\nunloaded unloaded\n"
+    monkeypatch.setattr(node, "unload", says_yes)  # as the daemon of a model that is not loaded
+    assert await run(front, "unload", "unloaded") == 0
+    assert capsys.readouterr().out == "unloaded was not loaded\n"
     assert await run(front, "load", "nobody") == 1
     assert "NOT_FOUND: model 'nobody'" in capsys.readouterr().err
 
@@ -89,7 +150,30 @@ async def test_infer_from_the_command_line_and_from_files(
         assert answer["report"]["preemptions"] == 3
     assert [(call.priority, call.deadline_ns is None) for call in node.calls] == [(2, False)] * 3
     assert await run(front, "infer", "identity_fp32", "--input", "x=[[1,2,3,4]]") == 0
-    assert "preempted 3 times" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert text.splitlines()[0] == "y float32[1, 4]: 1 2 3 4"
+    assert "preempted 3 times" in text
+
+
+async def test_a_large_output_is_shortened_and_whole_in_json(
+    front: Front, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "x.npy", np.arange(32, dtype=np.float32).reshape(8, 4) / 2)
+    arguments = ("infer", "identity_fp32", "--input", f"x={tmp_path}/x.npy")
+    assert await run(front, *arguments) == 0
+    shown = "y float32[8, 4]: 0 0.5 1 1.5 2 2.5 3 3.5 ... (32 values)"
+    assert capsys.readouterr().out.splitlines()[0] == shown
+    assert await run(front, *arguments, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["outputs"]["y"]["values"]) == 8
+
+
+async def test_json_is_strict(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("infer", "identity_fp32", "--input", "x=[[NaN, Infinity, -Infinity, 1]]")
+    assert await run(front, *arguments) == 0
+    assert "nan inf -inf 1" in capsys.readouterr().out
+    assert await run(front, *arguments, "--json") == 0
+    answer = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert answer["outputs"]["y"]["values"] == [["NaN", "Infinity", "-Infinity", 1.0]]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +189,8 @@ async def test_infer_from_the_command_line_and_from_files(
         (("--input", "z=[1]"), "it takes x"),
         (("--input", "x=[[1, 2, 3, 4]]", "--priority", "-1"), "--priority"),
         (("--input", "x=[[1, 2, 3, 4]]", "--deadline-ms", "0"), "--deadline-ms"),
+        (("--input", "x=[[1, 2, 3, 4]]", "--deadline-ms", "nan"), "--deadline-ms"),
+        (("--input", "x=[[1, 2, 3, 4]]", "--priority", str(2**70)), "range"),
     ],
 )
 async def test_wrong_usage_is_2_and_reaches_no_model(

@@ -110,15 +110,30 @@ async def test_refusals_are_typed(
         (("m", {"x": np.array(["a"])}), {}, "can't be sent"),
         (("m", {"x": np.array([None])}), {}, "can't be sent"),
         (("m", {"x": X}), {"priority": -1}, "priority"),
-        (("m", {"x": X}), {"timeout": 0}, "timeout"),
+        (("m", {"x": X}), {"priority": -1, "deadline": 1}, "priority: expected 0"),
+        (("m", {"x": X}), {"timeout": 0}, "timeout: expected more than 0 seconds"),
+        (("m", {"x": X}), {"deadline": 0}, "deadline: expected more than 0 seconds"),
+        (("m", {"x": X}), {"deadline": -1}, "deadline: expected more than 0 seconds, .* got -1"),
+        (("m", {"x": X}), {"deadline": float("nan")}, "deadline: expected .* got nan"),
+        (("m", {"x": X}), {"deadline": float("inf")}, "deadline: expected .* got inf"),
     ],
 )
 async def test_wrong_arguments_are_found_before_anything_is_sent(
-    client: AnyClient, node: FakeNode, arguments: object, options: dict[str, int], told: str
+    client: AnyClient, node: FakeNode, arguments: object, options: dict[str, float], told: str
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=told):
         await client("infer", *arguments, **options)  # type: ignore[misc]  # a tuple
     assert node.calls == []
+
+
+@pytest.mark.parametrize("method", ["server_live", "index", "node_status"])
+async def test_every_call_refuses_a_deadline_that_is_no_time(
+    client: AnyClient, method: str
+) -> None:
+    for deadline in (0, -1):
+        with pytest.raises(ValueError, match="deadline: expected more than 0 seconds"):
+            await client(method, deadline=deadline)
+    await client(method, deadline=WAIT_S)
 
 
 async def test_a_token_says_who_calls(

@@ -1,6 +1,6 @@
 """Load a model, say what it takes, run it on zeros and say what happened.
 
-python examples/infer.py unix:/run/gpumuxd/gpumuxd.sock minilm
+python examples/infer.py 127.0.0.1:8001 minilm
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Client of gpumuxd: inference with priorities and deadlines on a shared GPU.
 
-    with Client("unix:/run/gpumuxd/gpumuxd.sock") as client:
+    with Client("127.0.0.1:8001") as client:
         result = client.infer("silero", {"audio": audio}, priority=1, deadline=0.03)
         result["speech"], result.report.queue_ns
 

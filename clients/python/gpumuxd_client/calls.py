@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from numpy.typing import NDArray
 
 from gpumuxd_client import codec, types
+from gpumuxd_client.codec import check_seconds
 from gpumuxd_client.errors import GpumuxdError
 from gpumuxd_client.generated import control_pb2 as control
 from gpumuxd_client.generated import inference_pb2 as pb
@@ -50,6 +51,7 @@ class Attempts:
     def __init__(self, retries: int, deadline: float | None, now_s: float) -> None:
         self._left = retries
         self._delay_s = RETRY_DELAY_S_FIRST
+        check_seconds("deadline", deadline)
         self._end_s = None if deadline is None else now_s + deadline
 
     def remaining_s(self, now_s: float) -> float | None:
@@ -85,7 +87,8 @@ def infer(
     outputs: Sequence[str] | None,
     request_id: str,
 ) -> Call[types.InferResult]:
-    if deadline is not None and deadline > 0:
+    check_seconds("deadline", deadline)
+    if deadline is not None:
         # gRPC rounds a deadline up to three digits before it sends it, 30.01 s to 30.1 s, and
         # below a millisecond to one. The node is told in microseconds as well.
         timeout = deadline if timeout is None else min(deadline, timeout)

@@ -18,13 +18,14 @@ Send = Callable[..., bytes]
 class Client:
     """A connection to one daemon. Thread-safe. Close it, or use it in a `with`.
 
-    target   `unix:/run/gpumuxd/gpumuxd.sock` or `host:port`
+    target   `host:port`, the daemon's default is `127.0.0.1:8001`; or `unix:/path` of a socket
     token    the tenant's token, where the listener asks for one
     retries  how often an idempotent call is sent again when the daemon can't be reached, drains
              or lost its device; always within the call's deadline
 
-    Every method takes `deadline` in seconds: the call ends by then, here and on the node. Errors
-    are the classes of `gpumuxd_client.errors`.
+    Every method takes `deadline` in seconds, above 0: the call ends by then, here and on the node.
+    Errors are the classes of `gpumuxd_client.errors`; wrong arguments are ValueErrors and
+    TypeErrors, before anything is sent.
     """
 
     def __init__(self, target: str, *, token: str | None = None, retries: int = 3) -> None:

@@ -5,6 +5,7 @@ arrays are views of its bytes.
 """
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,14 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
     return dtype
 
 
+def check_seconds(name: str, seconds: float | None) -> None:
+    """Raises ValueError for what can't be a time to wait. None is no limit."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(
+            f"{name}: expected more than 0 seconds, or None for no limit, got {seconds}"
+        )
+
+
 def encode_infer(
     model: str,
     inputs: Mapping[str, NDArray[Any]],
@@ -72,8 +81,7 @@ def encode_infer(
     """A ModelInfer request."""
     if priority < 0:
         raise ValueError(f"priority: expected 0 (the default) or more, got {priority}")
-    if timeout is not None and timeout <= 0:
-        raise ValueError(f"timeout: expected more than 0 seconds, got {timeout}")
+    check_seconds("timeout", timeout)
     request = pb.ModelInferRequest(model_name=model, model_version=version, id=request_id)
     if priority:
         request.parameters["priority"].uint64_param = priority

@@ -97,7 +97,8 @@ class OutOfDeviceMemory(ResourceExhausted):
 
 
 class DeadlineExceeded(GpumuxdError):
-    """Not done in time."""
+    """Not done in time: catch this one. Itself, and neither of its subclasses, where the client's
+    own clock ended the call before the node's answer came: the node may have said either."""
 
 
 class DeadlineInfeasible(DeadlineExceeded):

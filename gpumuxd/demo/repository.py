@@ -13,7 +13,7 @@ import torch
 
 from gpumuxd.demo.minilm import SEQUENCE_MAX, MiniLm, SentenceTokenizer
 from gpumuxd.demo.silero import CONTEXT_SAMPLES, FRAME_SAMPLES, STATE_SHAPE, SileroVad
-from gpumuxd.programs.export import export_model
+from gpumuxd.programs.exporter import export_model
 
 VAD = "vad"
 MINILM = "minilm"

@@ -1,5 +1,7 @@
 """Exporting: what an owner gets, and what they are told when it can't be done."""
 
+import inspect
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,9 @@ from torch import Tensor, nn
 from gpumuxd.errors import InvalidModel
 from gpumuxd.models.pt2 import Artifact
 from gpumuxd.models.spec import Symbol, TensorSpec
-from gpumuxd.programs.export import ExportRequest, export_model, main
+from gpumuxd.programs import export
+from gpumuxd.programs.export import main
+from gpumuxd.programs.exporter import ExportRequest, export_model
 from tests.programs.networks import Mlp, open_artifact
 
 X = torch.ones(2, 4)
@@ -123,7 +127,6 @@ class FixesBatch(nn.Module):
         (Mlp(), (X,), {"output_names": ["../a"]}, "can't name an output"),
         (NamedTuple(), (X,), {}, "torch.export can't save the module"),
         (FixesBatch(), (X,), {}, "torch.export refused the module"),
-        (Branch(), (X,), {}, "torch.export refused the module"),
         (Noise(), (X,), {}, "'torch.ops.aten.randn_like.default' is not allowed"),
         (Counting(), (X,), {}, "(torch.ops.aten.add_.Tensor) writes in place to a weight, buffer"),
     ],
@@ -187,6 +190,16 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         "def request():\n"
         "    return ExportRequest(torch.nn.Linear(4, 3), {'input': torch.ones(2, 4)},\n"
         "                         output_names=['score'])\n"
+        "class Branch(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x if x.sum() > 0 else -x\n"
+        "def branch():\n"
+        "    return Branch(), (torch.ones(2, 4),)\n"
+        "class Noise(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x + torch.randn_like(x)\n"
+        "def noise():\n"
+        "    return Noise(), (torch.ones(2, 4),)\n"
         "def nothing():\n"
         "    return None\n"
         "number = 3\n"
@@ -199,7 +212,15 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 @pytest.mark.usefixtures("factories")
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["my_models:request", "-o", "repo/scorer/1", "--batch-max", "4"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [
+        "gpumuxd export: importing torch",
+        "gpumuxd export: calling my_models:request",
+        "gpumuxd export: tracing the module",
+        "gpumuxd export: writing repo/scorer/1/model.pt2",
+        "gpumuxd export: reading it back as the daemon will",
+    ]
+    assert captured.out.splitlines()[1:] == [
         "  in  input: FP32 [batch, 4]",
         "  out score: FP32 [batch, 3]",
         "  batch: 1 to 4",
@@ -228,6 +249,41 @@ def test_the_command_says_what_is_wrong(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("factories")
+@pytest.mark.parametrize("factory", ["branch", "noise"])  # refused before and after writing
+def test_a_refused_export_leaves_no_directories(tmp_path: Path, factory: str) -> None:
+    (tmp_path / "repo").mkdir()
+    assert main([f"my_models:{factory}", "-o", "repo/scorer/1"]) == 1
+    assert list((tmp_path / "repo").iterdir()) == []
+
+
+@pytest.mark.usefixtures("factories")
+def test_torchs_own_text_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["my_models:branch", "-o", "out.pt2"]) == 1
+    said = capsys.readouterr().err
+    assert "my_models.py:10: `return x if x.sum() > 0 else -x` needs" in said
+    assert "--verbose shows" in said
+    assert "data-dependent" not in said
+    assert main(["my_models:branch", "-o", "out.pt2", "--verbose"]) == 1
+    said = capsys.readouterr().err
+    assert "my_models.py:10" in said
+    assert "data-dependent expression" in said
+    assert main(["my_models:noise", "-o", "out.pt2"]) == 1
+    assert "--verbose" not in capsys.readouterr().err  # torch has nothing to add
+
+
+def test_the_command_can_speak_before_torch_is_imported() -> None:
+    code = "import sys, gpumuxd.programs.export; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_what_factories_import_is_found_beside_the_command() -> None:
+    assert export.ExportRequest is ExportRequest
+    assert export.export_model is export_model
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = export.nothing
+
+
 def test_a_request_is_what_a_factory_returns() -> None:
     request = ExportRequest(Mlp(), (X,))
     assert (request.dynamic, request.batch_max) == (None, 64)
@@ -244,3 +300,71 @@ def test_a_weight_that_is_a_view_is_exported_without_a_warning(tmp_path: Path) -
 
     make: Callable[[], nn.Module] = Transposed
     export_model(make(), (X,), tmp_path / "model.pt2")
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_recurrent_layers_are_exported_without_a_warning(
+    tmp_path: Path, kind: type[nn.RNNBase]
+) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = kind(4, 5, batch_first=True)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(x)[0]
+
+    export_model(Recurrent(), (torch.ones(2, 3, 4),), tmp_path / "model.pt2")
+
+
+def test_state_that_a_module_keeps_of_itself_is_warned_of(tmp_path: Path) -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(4, 5, batch_first=True)
+            self.last = torch.zeros(2, 3, 5)
+
+        def forward(self, x: Tensor) -> Any:
+            self.last = self.layer(x)[0]
+            return self.last * 1
+
+    with pytest.warns(UserWarning, match=r"self\.last.*assigned during export"):
+        export_model(Keeping(), (torch.ones(2, 3, 4),), tmp_path / "model.pt2")
+
+
+class Item(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, : int(x.sum().item())]
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        (Branch(), "return x if x.sum() > 0 else -x"),
+        (Item(), "return x[:, : int(x.sum().item())]"),
+    ],
+)
+def test_code_that_depends_on_values_is_named_in_one_line(
+    tmp_path: Path, module: nn.Module, code: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines, first = inspect.getsourcelines(type(module))
+    line = first + next(i for i, text in enumerate(lines) if code in text)
+    with pytest.raises(InvalidModel) as caught:
+        export_model(module, (X,), tmp_path / "model.pt2")
+    said = caught.value.message
+    assert f"{__file__}:{line}: `{code}` needs a tensor's values" in said
+    assert "torch.where" in said
+    assert "\n" not in said
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_module_prints_itself_is_passed_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Talking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            print("traced", file=sys.stderr)
+            return x + 1
+
+    export_model(Talking(), (X,), tmp_path / "model.pt2")
+    assert "traced" in capsys.readouterr().err

@@ -1,0 +1,287 @@
+"""Export: from a torch module to an artifact that this daemon serves.
+
+Runs on the owner's machine, never in the daemon. torch.export does the work; this adds what people
+trip over: a batch dimension that is really dynamic (an example of batch 1 would fix it, so that is
+refused with the reason), names for inputs, outputs and dynamic dimensions (torch's archive has no
+place for them, so they go into a file beside the graph), and a last look with the daemon's own
+reader, so that what can't be served is known at export and not at load. The command line is in
+`export.py`.
+"""
+
+import inspect
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpumuxd.errors import InvalidModel
+from gpumuxd.models.pt2 import NAMES_FILE, Artifact
+from gpumuxd.models.spec import ModelSpec
+from gpumuxd.programs.export_refusal import quiet_refusals, reason_of
+
+BATCH = "batch"
+BATCH_MAX = 64
+
+# All of the tensors named: where one of them is the module's own, the warning matters.
+_FLAT_WEIGHTS_ASSIGNED = (
+    r"The tensor attributes? (self\.\S*_flat_weights\[\d+\](, )?)+ \w+ assigned during export"
+)
+
+Examples = Mapping[str, torch.Tensor] | Sequence[torch.Tensor]
+Dynamic = Mapping[str, Mapping[int, str]]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """What a factory returns to `gpumuxd export`.
+
+    `example_inputs` by name: names of the arguments of `forward`, in any order, or names of your
+    own in its order. A tuple is in its order and takes its names. `dynamic` says which dimensions
+    of which input may vary, and their names: `{"tokens": {0: "batch", 1: "length"}}`; without it,
+    dimension 0 of every input is the batch. `sizes` gives each name's smallest and largest size; a
+    batch is 1 to `batch_max` unless it is given.
+    """
+
+    module: torch.nn.Module
+    example_inputs: Examples
+    dynamic: Dynamic | None = None
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    batch_max: int = BATCH_MAX
+    output_names: Sequence[str] = ()
+
+
+def export_model(
+    module: torch.nn.Module,
+    example_inputs: Examples,
+    path: str | Path,
+    *,
+    dynamic: Dynamic | None = None,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    batch_max: int = BATCH_MAX,
+    output_names: Sequence[str] = (),
+) -> ModelSpec:
+    """Export a module to `path` and return the signature it will be served with.
+
+    The module is put into eval mode. Raises InvalidModel when it can't be exported or the result
+    could not be served.
+    """
+    request = ExportRequest(module, example_inputs, dynamic, sizes or {}, batch_max, output_names)
+    return write_artifact(request, Path(path))
+
+
+def _tell_nobody(phase: str) -> None:
+    pass
+
+
+def write_artifact(
+    request: ExportRequest, path: Path, tell: Tell = _tell_nobody, *, is_verbose: bool = False
+) -> ModelSpec:
+    """Export, save and read back. `tell` hears of each phase as it begins: all take seconds.
+
+    A refusal leaves the file system as it was.
+    """
+    inputs = _named_inputs(request)
+    dynamic = _dynamic(request, inputs)
+    tell("tracing the module")
+    program = _export(request, inputs, dynamic, is_verbose=is_verbose)
+    order = _keyword_order(program) or list(inputs)
+    outputs = list(request.output_names) or _output_names(program)
+    names = {
+        "inputs": order,
+        "outputs": outputs,
+        "dynamic": {
+            name: {str(dimension): symbol for dimension, symbol in dimensions.items()}
+            for name, dimensions in dynamic.items()
+        },
+        "batch": BATCH if any(BATCH in sizes.values() for sizes in dynamic.values()) else None,
+    }
+    # Only a whole artifact that can be served takes the name, and the place of an older one.
+    unfinished = path.with_name(f".{path.name}")
+    with _folder_of(path):
+        try:
+            tell(f"writing {path}")
+            _save(program, unfinished, names)
+            tell("reading it back as the daemon will")
+            with unfinished.open("rb") as file:
+                spec = Artifact(file).plan.spec
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return spec
+
+
+@contextmanager
+def _folder_of(path: Path) -> Iterator[None]:
+    """Makes the folders above `path`. Those that were made go again when the block fails."""
+    missing = [folder for folder in path.parents if not folder.exists()]  # the deepest first
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):  # somebody else has put something there
+            for folder in missing:
+                folder.rmdir()
+        raise
+
+
+def _save(program: torch.export.ExportedProgram, path: Path, names: Mapping[str, Any]) -> None:
+    with _torch_warnings_ignored():
+        try:
+            torch.export.save(program, path, extra_files={NAMES_FILE: json.dumps(names)})
+        except NotImplementedError as error:  # an output type that torch can't write, say
+            raise InvalidModel(f"torch.export can't save the module: {error}") from error
+
+
+def _named_inputs(request: ExportRequest) -> dict[str, torch.Tensor]:
+    if isinstance(request.example_inputs, Mapping):
+        inputs = dict(request.example_inputs)
+    else:
+        names = list(_signature_names(request.module, len(request.example_inputs)))
+        inputs = dict(zip(names, request.example_inputs, strict=True))
+    if not inputs:
+        raise InvalidModel("export: at least one example input is needed")
+    for name, value in inputs.items():
+        if not isinstance(value, torch.Tensor):
+            raise InvalidModel(
+                f"export: example input {name!r} is a {type(value).__name__}, expected a tensor"
+            )
+    # One tensor given for two inputs would make torch trace them as one.
+    return {name: value.detach().clone() for name, value in inputs.items()}
+
+
+def _signature_names(module: torch.nn.Module, count: int) -> Iterator[str]:
+    """Names of the first arguments of `forward`; `input_<i>` where it takes `*args`."""
+    names = _positional_names(module)
+    for i in range(count):
+        yield names[i] if i < len(names) else f"input_{i}"
+
+
+def _positional_names(module: torch.nn.Module) -> list[str]:
+    parameters = inspect.signature(module.forward).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _dynamic(
+    request: ExportRequest, inputs: Mapping[str, torch.Tensor]
+) -> dict[str, dict[int, str]]:
+    dynamic: dict[str, dict[int, str]]
+    if request.dynamic is None:
+        scalars = [name for name, value in inputs.items() if value.ndim == 0]
+        if scalars:
+            raise InvalidModel(
+                f"export: {scalars[0]!r} has no dimensions and so no batch: say with `dynamic` "
+                "which dimensions of which inputs may vary"
+            )
+        dynamic = {name: {0: BATCH} for name in inputs}
+    else:
+        dynamic = {name: dict(dimensions) for name, dimensions in request.dynamic.items()}
+    for name, dimensions in dynamic.items():
+        if name not in inputs:
+            raise InvalidModel(f"export: `dynamic` names {name!r}, inputs are {list(inputs)}")
+        for dimension, symbol in dimensions.items():
+            if not 0 <= dimension < inputs[name].ndim:
+                raise InvalidModel(f"export: input {name!r} has no dimension {dimension}")
+            _check_example_size(name, symbol, inputs[name].shape[dimension])
+    return dynamic
+
+
+def _check_example_size(name: str, symbol: str, size: int) -> None:
+    """torch.export treats 0 and 1 as constants, so an example of that size fixes the dimension."""
+    if size < 2:
+        raise InvalidModel(
+            f"export: the example of {name!r} has a {symbol} of {size}. torch.export would fix the "
+            f"{symbol} at {size}: give an example with a {symbol} of at least 2"
+        )
+
+
+def _export(
+    request: ExportRequest,
+    inputs: Mapping[str, torch.Tensor],
+    dynamic: Mapping[str, Mapping[int, str]],
+    *,
+    is_verbose: bool,
+) -> torch.export.ExportedProgram:
+    symbols = sorted({symbol for sizes in dynamic.values() for symbol in sizes.values()})
+    dims = {}
+    for symbol in symbols:
+        default = (1, request.batch_max) if symbol == BATCH else (None, None)
+        minimum, maximum = request.sizes.get(symbol, default)
+        dims[symbol] = torch.export.Dim(symbol, min=minimum, max=maximum)
+    shapes: dict[str, Any] = {
+        name: {dimension: dims[symbol] for dimension, symbol in dynamic.get(name, {}).items()}
+        for name in inputs
+    }
+    by_name = set(inputs) <= set(inspect.signature(request.module.forward).parameters)
+    positional = list(shapes.values())
+    named = len(_positional_names(request.module))
+    if len(positional) > named:  # torch wants the shapes of `*args` in a tuple of their own
+        positional[named:] = [tuple(positional[named:])]
+    quiet = nullcontext() if is_verbose else quiet_refusals()
+    with _torch_warnings_ignored(), torch.no_grad():
+        try:
+            with quiet:
+                return torch.export.export(
+                    request.module.eval(),
+                    () if by_name else tuple(inputs.values()),
+                    dict(inputs) if by_name else {},
+                    dynamic_shapes=shapes if by_name else tuple(positional),
+                    strict=False,
+                )
+        except Exception as error:  # torch.export raises whatever the module or the tracer does
+            raise InvalidModel(f"torch.export refused the module: {reason_of(error)}") from error
+
+
+def _keyword_order(program: torch.export.ExportedProgram) -> list[str]:
+    """The order of keyword arguments in the graph; nothing when all were positional."""
+    tree = program.call_spec.in_spec
+    return [] if tree is None else [str(name) for name in tree.child(1).context]
+
+
+def _output_names(program: torch.export.ExportedProgram) -> list[str]:
+    """Keys of a dictionary of outputs, else `output_0`, `output_1`, ..."""
+    count = sum(
+        1
+        for output in program.graph_signature.output_specs
+        if getattr(output.arg, "name", None) is not None
+    )
+    context = program.call_spec.out_spec
+    keys = getattr(context, "context", None)
+    if isinstance(keys, list) and len(keys) == count and all(isinstance(k, str) for k in keys):
+        return [str(key) for key in keys]
+    return [f"output_{i}" for i in range(count)]
+
+
+@contextmanager
+def _torch_warnings_ignored() -> Iterator[None]:
+    """Exporting warns about torch's own future, about weights that are views, and about the list
+    of its own weights that a GRU or an LSTM keeps beside them. None of these is ours.
+
+    Narrow on purpose: only around the two calls into torch.export.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        for message in ("No complete tensor found", _FLAT_WEIGHTS_ASSIGNED):
+            warnings.filterwarnings("ignore", message, UserWarning)
+        yield
+
+
+def request_of(made: Any, batch_max: int | None) -> ExportRequest:
+    """What a factory made, as a request; `batch_max` wins over its own."""
+    match made:
+        case ExportRequest():
+            request = made
+        case (torch.nn.Module() as module, example_inputs):
+            request = ExportRequest(module, example_inputs)
+        case _:
+            raise InvalidModel(
+                "the factory must return an ExportRequest or a tuple (module, example_inputs), "
+                f"got a {type(made).__name__}"
+            )
+    return request if batch_max is None else replace(request, batch_max=batch_max)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from gpumuxd.demo.report import check_results, make_table, percentile_ms, write_picture
 from gpumuxd.demo.traffic import Traffic
@@ -61,9 +62,20 @@ def test_without_sentences_there_is_nothing_to_say_of_them() -> None:
     assert len(list(check_results({"alone": alone}))) == 2
 
 
+def test_the_table_fits_a_terminal_of_80_columns() -> None:
+    one = traffic()
+    table = make_table({"loaded, none preempted": one, "loaded, preempting": one})
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(table)
+    assert "loaded, none preempted" in captured.get()
+
+
 def test_the_table_and_the_picture_show_every_phase(tmp_path: Path) -> None:
     phases = {"alone": traffic(), "loaded": traffic()}
-    assert make_table(phases).row_count == 2
+    table = make_table(phases)
+    assert table.row_count == 2
+    assert [column.header for column in table.columns][3] == "late (>32 ms)"
     assert percentile_ms(phases["alone"], 50) == pytest.approx(50.5)
     write_picture(phases, tmp_path / "new" / "demo.png")
     assert (tmp_path / "new" / "demo.png").read_bytes().startswith(b"\x89PNG")

@@ -29,6 +29,14 @@ TRANSITIONS: dict[ModelState, frozenset[ModelState]] = {
 
 NOT_LOADED = "not loaded"
 
+_REASONS = {
+    ModelState.READY: "",
+    ModelState.LOADING: "being loaded",
+    ModelState.UNLOADING: "being unloaded",
+    ModelState.UNAVAILABLE: NOT_LOADED,
+}
+"""Where nothing else is known: only what is READY needs no reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArtifactStamp:
@@ -88,7 +96,7 @@ class VersionEntry:
         assert state in TRANSITIONS[self.state], f"{self.name}: {self.state} to {state}"
         assert (state is ModelState.READY) <= (self.replica is not None)
         self.state = state
-        self.reason = reason
+        self.reason = reason or _REASONS[state]
 
     def view(self) -> IndexEntry:
         """As an index shows it."""

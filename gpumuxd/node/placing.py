@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from gpumuxd.errors import InvalidManifest, ModelNotReady
+from gpumuxd.errors import DeviceLost, InvalidManifest, ModelNotReady
 from gpumuxd.models.manifest import Manifest
 from gpumuxd.models.repository import ModelVersion
 from gpumuxd.node.device_link import DeviceLink
@@ -98,6 +98,8 @@ class Placing:
             tenant=permitted[0] if permitted is not None and len(permitted) == 1 else "",
         )
         loaded = await link.load(frame, artifact.fds)
+        if not link.is_alive:  # it said that it loaded, and then ended
+            raise DeviceLost(f"device {link.settings.device} was lost; retry")
         replica = Replica(
             key=key,
             version=str(entry.version),

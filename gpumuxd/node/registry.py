@@ -29,6 +29,7 @@ from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.loading import Loading
 from gpumuxd.node.model_table import (
+    NOT_LOADED,
     ArtifactStamp,
     ModelTable,
     Replica,
@@ -61,8 +62,9 @@ class Registry:
         self._table = ModelTable()
         self._placing = Placing(self._table, loading, tenants, links)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._loads: dict[str, asyncio.Task[None]] = {}
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._loads: dict[str, asyncio.Task[None]] = {}  # that a new caller may join
+        self._chosen: dict[str, VersionEntry] = {}  # the version that was loaded last
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # Who serves
 
@@ -154,9 +156,7 @@ class Registry:
         """As `load`, for the node itself."""
         task = self._loads.get(name)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._load(name), name=f"load {name}")
-            self._loads[name] = task
-            task.add_done_callback(lambda done: self._load_ended(name, done))
+            task = self._loads[name] = self._in_background(self._load(name), f"load {name}")
         await asyncio.shield(task)  # a caller that goes away takes nobody's load with it
 
     async def unload(self, tenant: Tenant, name: str) -> None:
@@ -169,14 +169,13 @@ class Registry:
             raise UnknownModel(f"no model {name!r}")
         if not all(may_manage(manifest, tenant) for manifest in manifests):
             raise PermissionDenied(f"tenant {tenant.name!r} may not unload model {name!r}")
-        async with self._locks[name]:
-            await asyncio.gather(
-                *(self._take_down(e, "unloaded") for e in self._table.versions(name) if e.replica)
-            )
+        # A load that is asked for from now on comes after this and joins none before it.
+        self._loads.pop(name, None)
+        await asyncio.shield(self._in_background(self._unload(name), f"unload {name}"))
 
     async def close(self) -> None:
         """Give up loads that run and let go of all artifacts. The devices have ended."""
-        tasks = [*self._loads.values(), *self._retiring]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -232,24 +231,32 @@ class Registry:
     # One load
 
     async def _load(self, name: str) -> None:
-        async with self._locks[name]:
-            found = await self._catalogue.find(name)
-            entry = self._table.entry(name, found.version)
-            stamp = await asyncio.to_thread(ArtifactStamp.of, found.artifact)
-            if self._is_current(entry, found, stamp):
-                return
-            if entry.state is ModelState.UNAVAILABLE:
-                entry.move(ModelState.LOADING)
-            try:
-                replica = await self._placing.make(entry, found, stamp)
-            except BaseException as error:
-                if entry.replica is None:
-                    reason = error.message if isinstance(error, GpumuxdError) else "load stopped"
-                    entry.move(ModelState.UNAVAILABLE, reason)
-                _log.error("model_not_loaded", model=entry.label, reason=str(error))
-                raise
-            self._replace(entry, replica)
-        self._in_background(self._retire_older(name))
+        try:
+            async with self._locks[name]:
+                await self._load_newest(name)
+        finally:
+            if self._loads.get(name) is asyncio.current_task():
+                del self._loads[name]
+
+    async def _load_newest(self, name: str) -> None:
+        found = await self._catalogue.find(name)
+        entry = self._table.entry(name, found.version)
+        stamp = await asyncio.to_thread(ArtifactStamp.of, found.artifact)
+        if self._is_current(entry, found, stamp):
+            return
+        if entry.state is ModelState.UNLOADING:  # replaced a moment ago, and wanted back
+            await self._take_down(entry, NOT_LOADED)
+        if entry.state is ModelState.UNAVAILABLE:
+            entry.move(ModelState.LOADING)
+        try:
+            replica = await self._placing.make(entry, found, stamp)
+        except BaseException as error:
+            if entry.replica is None:
+                reason = error.message if isinstance(error, GpumuxdError) else "load stopped"
+                entry.move(ModelState.UNAVAILABLE, reason)
+            _log.error("model_not_loaded", model=entry.label, reason=str(error))
+            raise
+        self._replace(entry, replica)
 
     def _replace(self, entry: VersionEntry, replica: Replica) -> None:
         """From now on this one serves; what it replaces finishes what it has."""
@@ -257,8 +264,16 @@ class Registry:
         entry.device_losses = 0
         if entry.state is ModelState.LOADING:
             entry.move(ModelState.READY)
+        assert entry.state is ModelState.READY, entry
         if old is not None:
-            self._in_background(_release(old))
+            self._in_background(_release(old), "release a replica")
+        self._chosen[entry.name] = entry
+        others = [e for e in self._table.versions(entry.name) if e.replica and e is not entry]
+        for other in others:
+            if other.state is ModelState.READY:
+                other.move(ModelState.UNLOADING, f"being replaced by version {entry.version}")
+        if others:
+            self._in_background(self._retire_others(entry.name), f"retire {entry.name}")
         _log.info(
             "model_loaded",
             model=entry.label,
@@ -273,28 +288,42 @@ class Registry:
         return (
             entry.state is ModelState.READY
             and replica is not None
+            and replica.is_alive
             and replica.stamp == stamp
             and replica.manifest == found.manifest
         )
 
+    async def _unload(self, name: str) -> None:
+        async with self._locks[name]:
+            await asyncio.gather(
+                *(self._take_down(e, "unloaded") for e in self._table.versions(name) if e.replica)
+            )
+
     async def _take_down(self, entry: VersionEntry, reason: str) -> None:
-        """Refuse new requests of a version at once, and let go of it when its last one ended."""
+        """Refuse new requests of a version at once, and let go of it when its last one ended.
+
+        Only in tasks of our own: one that a caller could cancel would leave it half down.
+        """
         replica = entry.replica
         assert replica is not None
         if entry.state is ModelState.READY:
             entry.move(ModelState.UNLOADING)
-        await _release(replica)
-        entry.replica = None
-        entry.move(ModelState.UNAVAILABLE, reason)
+        try:
+            await _release(replica)
+        finally:
+            replica.artifact.close()
+            entry.replica = None
+            entry.move(ModelState.UNAVAILABLE, reason)
         _log.info("model_unloaded", model=entry.label, reason=reason)
 
-    async def _retire_older(self, name: str) -> None:
-        """One version of a model serves; the ones before it drain without anybody waiting."""
+    async def _retire_others(self, name: str) -> None:
+        """One version of a model serves, the one loaded last; the others drain without anybody
+        waiting."""
         async with self._locks[name]:
-            newest = self._table.serving(name, None)
+            chosen = self._chosen[name]
             for entry in self._table.versions(name):
-                if newest is not None and entry is not newest and entry.replica is not None:
-                    await self._take_down(entry, f"replaced by version {newest.version}")
+                if entry is not chosen and entry.replica:
+                    await self._take_down(entry, f"replaced by version {chosen.version}")
 
     # Finding
 
@@ -319,15 +348,17 @@ class Registry:
             raise UnknownModel(f"no model {name!r}")
         return found
 
-    def _load_ended(self, name: str, task: "asyncio.Task[None]") -> None:
-        del self._loads[name]
+    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        """A task of our own, which nothing but `close` cancels."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # asked for here, so that one that nobody awaits is not reported
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name="retire a replica")
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
 
 
 def _is_on(entry: VersionEntry, device: str) -> bool:

@@ -555,6 +555,89 @@ async def test_unloading_waits_for_what_runs_and_refuses_what_comes(world: World
         assert await world.state() == (ModelState.UNAVAILABLE, "unloaded")
 
 
+async def test_an_unload_goes_on_without_its_client_and_a_load_waits_for_its_end(
+    world: World,
+) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        world.device.answers_unload = False
+        unload = asyncio.ensure_future(node.unload(DEFAULT_TENANT, "m"))
+        (frame,) = await world.life.wait_for(frames.UnloadModel)
+        unload.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await unload
+        assert await world.state() == (ModelState.UNLOADING, "being unloaded")
+        with pytest.raises(ModelNotReady, match="'m' version 1: being unloaded"):
+            await node.infer(call())
+        load = asyncio.ensure_future(node.load(DEFAULT_TENANT, "m"))
+        await node.index(ADMIN)
+        assert len(world.life.of(frames.LoadModel)) == 1
+        world.life.send(frames.ModelReleased(frame.model))
+        await load
+        assert await world.state() == (ModelState.READY, "")
+        task = start(node)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        assert submit.model == "m/1#2"
+        world.life.finish(submit.request_id)
+        await task
+
+
+async def test_a_load_after_an_unload_joins_no_load_before_it(world: World) -> None:
+    async with world.started() as node:
+        world.device.on_load = load_never
+        first = asyncio.ensure_future(node.load(DEFAULT_TENANT, "m"))
+        (frame,) = await world.life.wait_for(frames.LoadModel)
+        assert await world.state() == (ModelState.LOADING, "being loaded")
+        unload = asyncio.ensure_future(node.unload(DEFAULT_TENANT, "m"))
+        await node.index(ADMIN)  # it has found its model, and waits for the load
+        second = asyncio.ensure_future(node.load(DEFAULT_TENANT, "m"))
+        await node.index(ADMIN)
+        world.device.on_load = load_well
+        load_well(world.life, frame)
+        await asyncio.gather(first, unload, second)
+        assert await world.state() == (ModelState.READY, "")
+        assert [f.model for f in world.life.of(frames.LoadModel)] == ["m/1#1", "m/1#2"]
+
+
+async def test_the_version_that_was_loaded_last_serves_whatever_its_number(world: World) -> None:
+    add_model(world.repository, "m", version=2)
+    async with world.started(startup_models=("m",)) as node:
+        world.device.answers_unload = False
+        (world.repository / "m" / "2" / "model.pt2").unlink()
+        await node.load(DEFAULT_TENANT, "m")
+        task = start(node)  # at once, while version 2 drains
+        (submit,) = await world.life.wait_for(frames.Submit)
+        assert submit.model == "m/1#2"
+        world.life.finish(submit.request_id)
+        assert (await task).version == "1"
+        (frame,) = await world.life.wait_for(frames.UnloadModel)
+        assert frame.model == "m/2#1"
+        assert await world.state("m", "2") == (ModelState.UNLOADING, "being replaced by version 1")
+        world.life.send(frames.ModelReleased(frame.model))
+        add_model(world.repository, "m", version=2)
+        await node.load(DEFAULT_TENANT, "m")  # and forth
+        assert await world.state("m", "2") == (ModelState.READY, "")
+        (_, frame) = await world.life.wait_for(frames.UnloadModel, 2)
+        assert frame.model == "m/1#2"
+        world.life.send(frames.ModelReleased(frame.model))
+
+
+async def test_a_load_whose_device_ends_at_once_is_no_success(world: World) -> None:
+    async with world.started() as node:
+
+        def load_and_end(life: FakeLife, frame: frames.LoadModel) -> None:
+            load_well(life, frame)
+            life.end("signal SIGSEGV")
+
+        world.device.on_load = load_and_end
+        with pytest.raises(DeviceLost, match="cpu:0 was lost"):
+            await node.load(DEFAULT_TENANT, "m")
+        assert (await world.state())[0] is ModelState.UNAVAILABLE
+        world.device.on_load = load_well
+        await world.device.wait_lives(2)
+        await world.wait_ready()
+        await node.load(DEFAULT_TENANT, "m")
+
+
 async def test_an_unload_ends_when_its_device_dies(world: World) -> None:
     async with world.started() as node:
         await node.load(DEFAULT_TENANT, "m")

@@ -1,0 +1,158 @@
+"""Who may ask and where: the tables of tenants and of listeners in the configuration file.
+
+Fails closed: an address that others can reach always needs a token, and no message repeats one. It
+must not know devices, and opens nothing.
+"""
+
+import hashlib
+import ipaddress
+import re
+
+from gpumuxd.daemon.toml_table import TomlTable
+from gpumuxd.domain import PriorityClass
+from gpumuxd.errors import ConfigError
+from gpumuxd.node.api import Tenant
+from gpumuxd.node.settings import TenantSettings
+from gpumuxd.node.tenants import DEFAULT_TENANT, hash_token
+from gpumuxd.rpc.listener import Listener, parse_address
+
+DEFAULT_TCP = ("127.0.0.1:8001",)
+"""Triton's gRPC port, on loopback alone."""
+
+TOKEN_CHARS_MIN = 16
+"""A shorter token can be guessed."""
+
+_TENANT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
+
+
+def parse_tenants(table: TomlTable) -> tuple[tuple[TenantSettings, ...], list[Listener]]:
+    """The tenants, and the sockets that belong to one of them."""
+    tenants: list[TenantSettings] = []
+    sockets: list[Listener] = []
+    for name, inner in table.take_named_tables():
+        if not _TENANT.fullmatch(name):
+            raise ConfigError(
+                f"{inner.path}: expected a name of up to 64 letters, digits, '_', '-' and '.'"
+            )
+        settings = _parse_tenant(name, inner)
+        has_socket = "socket" in inner
+        if has_socket:
+            address = _unix(inner, "socket", inner.take_text("socket", ""))
+            sockets.append(Listener(address, settings.tenant))
+        inner.finish()
+        if not has_socket and settings.token_sha256 is None:
+            raise ConfigError(f"{inner.path}: expected token, token_sha256 or socket, got none")
+        tenants.append(settings)
+    hashes = [t.token_sha256 for t in tenants if t.token_sha256 is not None]
+    if len(set(hashes)) != len(hashes):
+        raise ConfigError("[tenants]: two tenants have the same token")
+    return tuple(tenants), sockets
+
+
+def _parse_tenant(name: str, table: TomlTable) -> TenantSettings:
+    base, limits = Tenant(name), TenantSettings(Tenant(name))
+    ceiling = table.take_enum("priority_max", base.priority_max, PriorityClass)
+    default = table.take_int(
+        "priority_default", 3 if ceiling is PriorityClass.BEST_EFFORT else 2, 1, 1_000_000
+    )
+    if PriorityClass.from_wire(default) > ceiling:
+        table.fail("priority_default", f"a priority within priority_max ({ceiling.name})", default)
+    rate = None
+    if "realtime_per_s" in table:
+        rate = table.take_int("realtime_per_s", 0, 0, 1_000_000)
+    tenant = Tenant(
+        name=name,
+        priority_default=default,
+        priority_max=ceiling,
+        weight=table.take_int("weight", base.weight, 1, 1_000_000),
+        realtime_per_s=rate,
+        realtime_burst=table.take_int("realtime_burst", base.realtime_burst, 1, 1_000_000),
+        is_admin=table.take_flag("admin", base.is_admin),
+    )
+    return TenantSettings(
+        tenant=tenant,
+        token_sha256=_parse_token(table),
+        requests_in_flight_max=table.take_int(
+            "requests_in_flight_max", limits.requests_in_flight_max, 1, 10_000_000
+        ),
+        bytes_in_flight_max=table.take_int(
+            "bytes_in_flight_max", limits.bytes_in_flight_max, 1, 1 << 50
+        ),
+    )
+
+
+def _parse_token(table: TomlTable) -> bytes | None:
+    """Only a hash goes on from here, and no message repeats a token."""
+    if "token" in table and "token_sha256" in table:
+        raise ConfigError(f"{table.path}: expected token or token_sha256, got both")
+    if "token" in table:
+        token = table.take_text("token", "")
+        if len(token) < TOKEN_CHARS_MIN or token != token.strip() or not token.isascii():
+            raise ConfigError(
+                f"{table.name('token')}: expected at least {TOKEN_CHARS_MIN} ASCII characters "
+                "without blanks around them"
+            )
+        return hash_token(token)
+    if "token_sha256" in table:
+        text = table.take_text("token_sha256", "")
+        if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+            raise ConfigError(f"{table.name('token_sha256')}: expected 64 hexadecimal digits")
+        digest = bytes.fromhex(text)
+        assert len(digest) == hashlib.sha256().digest_size
+        return digest
+    return None
+
+
+def parse_listeners(
+    table: TomlTable, sockets: list[Listener], has_tenants: bool
+) -> tuple[Listener, ...]:
+    """Without tenants everybody is the default one, an admin, and so must be on this machine; with
+    some, open listeners need a token."""
+    tenant = None if has_tenants else DEFAULT_TENANT
+    listeners = []
+    for text in table.take_texts("tcp", DEFAULT_TCP):
+        address = _tcp(table, "tcp", text)
+        if not has_tenants and not _is_loopback(address):
+            raise ConfigError(
+                f"{table.name('tcp')}: {text!r} can be reached from other machines, and without "
+                "tenants everyone is an admin: configure [tenants.NAME] tables with tokens, or "
+                "listen on 127.0.0.1 or a Unix socket"
+            )
+        listeners.append(Listener(address, tenant))
+    listeners += [
+        Listener(_unix(table, "unix", text), tenant) for text in table.take_texts("unix", ())
+    ]
+    listeners += sockets
+    if not listeners:
+        raise ConfigError(f"{table.path}: expected at least one address in tcp or unix")
+    addresses = [listener.address for listener in listeners]
+    repeated = sorted({address for address in addresses if addresses.count(address) > 1})
+    if repeated:
+        raise ConfigError(f"{table.path}: expected each address once, got {repeated} twice")
+    return tuple(listeners)
+
+
+def _is_loopback(address: str) -> bool:
+    """By its text alone: a name that resolves to loopback today may not tomorrow."""
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tcp(table: TomlTable, key: str, text: str) -> str:
+    if text.startswith("unix:"):
+        table.fail(key, "host:port", text)
+    return _address(table, key, text)
+
+
+def _unix(table: TomlTable, key: str, text: str) -> str:
+    return _address(table, key, text if text.startswith("unix:") else f"unix:{text}")
+
+
+def _address(table: TomlTable, key: str, text: str) -> str:
+    try:
+        return str(parse_address(text))
+    except ConfigError as error:
+        raise ConfigError(f"{table.name(key)}: {error}") from error

@@ -76,7 +76,7 @@ class DeviceSettings:
     """Shared memory for the tensors of requests in flight on this device."""
 
     group_target_ns: int = NS_PER_MS // 2
-    """Kernel groups are merged up to this measured time (DESIGN.md 6)."""
+    """Kernel groups are merged up to this measured time."""
 
     profile_passes: int = 5
     """Runs per bucket that the profiler measures, after one that is discarded."""

@@ -37,7 +37,7 @@ from gpumuxd.core.model import Model
 from gpumuxd.core.snapshot import Counters, snapshot
 from gpumuxd.core.statistics import DeviceStatistics
 from gpumuxd.core.tenant import Tenant
-from gpumuxd.domain import COMPLETED, Outcome, OutcomeKind, PriorityClass
+from gpumuxd.domain import COMPLETED, CursorKind, Outcome, OutcomeKind, PriorityClass
 from gpumuxd.events import (
     DeviceLost,
     Event,
@@ -54,6 +54,7 @@ from gpumuxd.settings import Order, SchedulerSettings
 
 # Bound to names, because naming a member through its enum class takes 0.4 us on Python 3.11.
 _REALTIME = PriorityClass.REALTIME
+_PROFILE = CursorKind.PROFILE
 _COMPLETED = OutcomeKind.COMPLETED
 _MODEL_FAULTED = OutcomeKind.MODEL_FAULTED
 _DEADLINE_MISSED = OutcomeKind.DEADLINE_MISSED
@@ -313,7 +314,7 @@ class DeviceScheduler:
         is_realtime = cursor.priority_class is _REALTIME
         if is_realtime and not cursor.tenant.is_within_rate(now_ns):
             cursor.order_as(PriorityClass.STANDARD)
-        table = model.estimates.table(cursor.bucket)
+        table = model.estimates.table(cursor.bucket, cursor.kind is not _PROFILE)
         cursor.predicted_ns = cursor.remaining_ns = table.run_ns
         lane = self._lanes.of(cursor)
         ahead = self._ahead(lane, now_ns)

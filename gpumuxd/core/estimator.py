@@ -43,12 +43,15 @@ class Estimates:
             table.set_base(group_ns, profile.run_ns.get(bucket, sum(group_ns)))
             self._tables[bucket] = table
 
-    def table(self, bucket: Bucket) -> BucketTable:
-        """The table of a bucket, borrowed from its nearest or unknown if it was never seen."""
+    def table(self, bucket: Bucket, may_borrow: bool = True) -> BucketTable:
+        """The table of a bucket, borrowed from its nearest or unknown if it was never seen.
+
+        Who measures a bucket must not borrow: a guess would be held against others meanwhile.
+        """
         table = self._tables.get(bucket)
         if table is not None and table.prefix:  # as `is_known`
             return table
-        near = self._nearest(bucket)
+        near = self._nearest(bucket) if may_borrow else None
         if table is None:
             table = BucketTable(self.group_count)
             if len(self._tables) < BUCKETS_MAX:

@@ -104,6 +104,21 @@ def test_a_profile_run_takes_the_same_path_group_by_group() -> None:
     assert talk.outcomes == {-1: OutcomeKind.COMPLETED}
 
 
+def test_a_bucket_that_is_being_measured_is_not_guessed_at_the_cost_of_others() -> None:
+    def talk(kind: CursorKind) -> Conversation:
+        talk = Conversation(LONG, SHORT, duration_ns=lambda work: 100 * US)
+        talk.say(RequestArrived(-1, "", "long", BEST_EFFORT, (1024,), 0, kind=kind))
+        talk.say(request(1, "short", STANDARD, deadline=10 * MS))
+        return talk
+
+    # A request in that bucket would weigh 1024 times what is known of bucket 1.
+    assert talk(CursorKind.INFER).outcomes == {1: OutcomeKind.DEADLINE_INFEASIBLE}
+    measured = talk(CursorKind.PROFILE)
+    measured.run()
+    assert measured.outcomes == {-1: OutcomeKind.COMPLETED, 1: OutcomeKind.COMPLETED}
+    assert [end - first for request, first, end in measured.order if request == -1] == [1] * 8
+
+
 # Order and preemption
 
 

@@ -48,6 +48,13 @@ def test_an_unmeasured_model_is_unknown_and_then_lends_what_it_learns() -> None:
     assert other.run_ns == 800
 
 
+def test_who_measures_a_bucket_borrows_nothing_but_finds_what_is_known() -> None:
+    estimates = Estimates(ModelProfile(1, {(1,): (10,)}, {}))
+    assert not estimates.table((8,), may_borrow=False).is_known
+    assert estimates.table((1,), may_borrow=False).run_ns == 10
+    assert estimates.table((8,)).run_ns == 80
+
+
 def test_tables_are_kept_up_to_a_limit_and_predict_beyond_it() -> None:
     estimates = Estimates(ModelProfile(1, {(1,): (10,)}, {}))
     for size in range(1, 3 * BUCKETS_MAX):

@@ -24,12 +24,13 @@ import torch
 from gpumuxd.clock import Clock
 from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.device.log import log
-from gpumuxd.device.profiling import Profiler, ProfileRun
+from gpumuxd.device.profiling import PASSES_NS_MAX, Profiler, ProfileRun, is_affordable
 from gpumuxd.device.steps import Condition, Steps, build, next_turn
 from gpumuxd.domain import Bucket
 from gpumuxd.errors import GpumuxdError, OutOfDeviceMemory
 from gpumuxd.events import ModelDraining, ModelProfile, ModelReady
 from gpumuxd.executors.cpu import CpuExecutor, short_reason
+from gpumuxd.models.spec import evaluate_shape, tensor_bytes
 from gpumuxd.programs.model import ServedModel
 from gpumuxd.programs.profile_cache import ProfileCache, StoredProfile, profile_key
 from gpumuxd.programs.profiler import cuts_from_passes, profile_from_passes
@@ -81,7 +82,7 @@ class Loading:
         settings: DeviceSettings,
         clock: Clock,
     ) -> None:
-        self.profiler = Profiler(scheduler, executor, clock)
+        self.profiler = Profiler(scheduler, executor, clock, settings.scheduler.memory_bytes_max)
         self._scheduler = scheduler
         self._executor = executor
         self._post = post
@@ -164,13 +165,18 @@ class Loading:
             self._condition = next(steps)
             return
         except StopIteration:
-            reason = ""
+            failed = None
         except Exception as error:
             # The error's traceback would keep the model's tensors, so only words of it remain.
             reason = error.message if isinstance(error, GpumuxdError) else short_reason(error)
+            failed = ModelFailed(
+                model.frame.model,
+                reason[:REASON_CHARACTERS_MAX],
+                isinstance(error, OutOfDeviceMemory),
+            )
         self._active = None
-        if reason:
-            self._fail(model, reason)
+        if failed is not None:
+            self._fail(model, failed)
 
     def _load(self, model: _Model) -> Steps[None]:
         _check_wanted(model)
@@ -185,7 +191,7 @@ class Loading:
         profile = self._cache.get(key) if self._cache is not None else None
         was_cached = profile is not None
         if profile is None:
-            cuts = yield from self._cut(model, served, buckets[-1])
+            cuts = yield from self._cut(model, served, buckets)
             program = yield from self._build(lambda: served.grouped_program(cuts))
             profile = yield from self._profile(model, served, program, cuts, buckets)
             if self._cache is not None and not self._cache.put(key, profile):
@@ -194,18 +200,29 @@ class Loading:
             cuts = list(profile.cuts)
             program = yield from self._build(lambda: served.grouped_program(cuts))
             # One pass in each bucket, so that nobody's request is the first at its shape.
-            yield from self._measure(model, served, "warm", program, buckets, 1)
+            known = [bucket for bucket in buckets if bucket in profile.run_ns]
+            yield from self._measure(model, served, "warm", program, known or buckets[:1], 1)
         _check_wanted(model)
         self._serve(model, served, program, profile, was_cached)
 
     def _build(self, make: Callable[[], _T]) -> Steps[_T]:
         return build(make, self._executor.wake)
 
-    def _cut(self, model: _Model, served: ServedModel, bucket: Bucket) -> Steps[list[int]]:
-        """Where the groups end: by the node times of the largest bucket, where they matter."""
+    def _cut(
+        self, model: _Model, served: ServedModel, buckets: Sequence[Bucket]
+    ) -> Steps[list[int]]:
+        """Where the groups end: by the node times of the largest bucket, where they matter.
+
+        The smallest one first, once: it says how large a bucket may be to be run at all.
+        """
         program = yield from self._build(served.node_program)
         passes = self._settings.profile_passes
-        runs = yield from self._measure(model, served, "nodes", program, [bucket], passes + 1)
+        bucket = buckets[0]
+        runs = yield from self._measure(model, served, "nodes", program, [bucket], 1)
+        run_ns = runs[bucket][0].run_ns
+        if run_ns <= PASSES_NS_MAX:
+            bucket = [each for each in buckets if is_affordable(each, bucket, run_ns)][-1]
+            runs = yield from self._measure(model, served, "nodes", program, [bucket], passes + 1)
         return cuts_from_passes(_passes(runs[bucket]), self._settings.group_target_ns)
 
     def _profile(
@@ -220,8 +237,8 @@ class Loading:
         runs = yield from self._measure(model, served, "groups", program, buckets, passes + 1)
         return profile_from_passes(
             cuts,
-            {bucket: _passes(runs[bucket]) for bucket in buckets},
-            max(run.frame_bytes for bucket in buckets for run in runs[bucket]),
+            {bucket: _passes(passes) for bucket, passes in runs.items()},
+            max(run.frame_bytes for passes in runs.values() for run in passes),
         )
 
     def _measure(
@@ -240,7 +257,7 @@ class Loading:
                 program,
                 served.weights_bytes,
                 buckets,
-                served.example_inputs,
+                lambda bucket: self._example_inputs(served, bucket),
                 passes,
             )
         )
@@ -284,6 +301,21 @@ class Loading:
                 f"weights of {len(model.weights)} bytes do not fit: {used} of {limit} bytes in use"
             )
 
+    def _example_inputs(self, served: ServedModel, bucket: Bucket) -> list[torch.Tensor]:
+        """Made here, on the loop's thread, so only when they fit."""
+        sizes = dict(zip([each.name for each in served.spec.symbols], bucket, strict=True))
+        needed = sum(
+            tensor_bytes(each.datatype, evaluate_shape(each.shape, sizes))
+            for each in served.spec.inputs
+        )
+        free = self._settings.scheduler.memory_bytes_max
+        free -= self._scheduler.statistics().memory_bytes
+        if needed > free:
+            raise OutOfDeviceMemory(
+                f"inputs at sizes {list(bucket)} take {needed} bytes, {max(free, 0)} are free"
+            )
+        return served.example_inputs(bucket)
+
     def _profile_key(self, model: _Model, buckets: Sequence[Bucket]) -> str:
         settings = self._settings
         return profile_key(
@@ -309,15 +341,14 @@ class Loading:
             model.is_draining = True
             self._scheduler.handle(ModelDraining(model.frame.model), self._clock())
 
-    def _fail(self, model: _Model, reason: str) -> None:
+    def _fail(self, model: _Model, failed: ModelFailed) -> None:
         key = model.frame.model
         self._forget(model)
         if model.is_cancelled:
             self._post(ModelReleased(key))
             return
-        reason = reason[:REASON_CHARACTERS_MAX]
-        log("debug", "program_failed", key=key, reason=reason)
-        self._post(ModelFailed(key, reason))
+        log("debug", "program_failed", key=key, reason=failed.reason)
+        self._post(failed)
 
     def _forget(self, model: _Model) -> None:
         """Close what a model had mapped; nothing runs on it any more."""
@@ -333,8 +364,8 @@ def _check_wanted(model: _Model) -> None:
 
 
 def _passes(runs: Sequence[ProfileRun]) -> list[list[int]]:
-    """The first run at a shape is slow in every library below; the others count."""
-    return [run.group_ns for run in runs[1:]]
+    """The first run at a shape is slow in every library below; the others count, if any."""
+    return [run.group_ns for run in runs[1:] or runs]
 
 
 def _read(fd: int) -> bytes:

@@ -4,10 +4,16 @@ A profile run is a request of kind PROFILE on a program registered under an inte
 yields to tenants at every kernel group and its samples are those of real serving. It must not know
 what the figures are for. Invariant: whatever ends a measurement, its program is drained, released
 and unloaded afterwards.
+
+The program is a stranger's, so a measurement has a budget: of memory, looked at after each group,
+and of device time, in which a slow program is measured less often and in fewer buckets. One kernel
+that takes too much is noticed only when it has ended.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
 
 import torch
 
@@ -16,6 +22,7 @@ from gpumuxd.commands import Finish
 from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.device.steps import Steps, next_turn
 from gpumuxd.domain import Bucket, CursorKind, Outcome, OutcomeKind, PriorityClass, Slice
+from gpumuxd.errors import GpumuxdError, InvalidModel, OutOfDeviceMemory
 from gpumuxd.events import (
     ModelDraining,
     ModelProfile,
@@ -26,10 +33,20 @@ from gpumuxd.events import (
 )
 from gpumuxd.executors.base import Completion
 from gpumuxd.executors.cpu import CpuExecutor, Program
+from gpumuxd.units import NS_PER_S
+
+PASSES_NS_MAX = 2 * NS_PER_S
+"""Passes over one bucket: when they took longer, no further one begins."""
+
+RUN_NS_MAX = 5 * NS_PER_S
+"""A bucket whose run would take longer, judged by the one before, is not measured."""
+
+PROGRAM_NS_MAX = 60 * NS_PER_S
+"""All runs of one program; beyond that its model can't be loaded."""
 
 
-class ProfileFailed(Exception):
-    """A profile run did not complete."""
+class ProfileFailed(InvalidModel):
+    """A profile run did not complete, or the program takes too long to be measured."""
 
 
 @dataclass(slots=True)
@@ -40,12 +57,44 @@ class ProfileRun:
     group_ns: list[int] = field(default_factory=list)
     frame_bytes: int = 0
     outcome: Outcome | None = None
+    refusal: GpumuxdError | None = None
+
+    @property
+    def run_ns(self) -> int:
+        return sum(self.group_ns)
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What is left to the program that is measured now."""
+
+    time_ns: int
+    memory_bytes: int
+
+    def why_over(self, held_bytes: int) -> GpumuxdError | None:
+        if self.time_ns < 0:
+            return ProfileFailed(
+                f"its runs took over {PROGRAM_NS_MAX // NS_PER_S} s before all was measured"
+            )
+        if held_bytes > self.memory_bytes:
+            return OutOfDeviceMemory(
+                f"one run holds {held_bytes} bytes and more, {max(self.memory_bytes, 0)} are free"
+            )
+        return None
 
 
 class Profiler:
     """Runs one profile request at a time. Its requests have negative ids: the parent's have not."""
 
-    def __init__(self, scheduler: DeviceScheduler, executor: CpuExecutor, clock: Clock) -> None:
+    def __init__(
+        self,
+        scheduler: DeviceScheduler,
+        executor: CpuExecutor,
+        clock: Clock,
+        memory_bytes_max: int,
+    ) -> None:
+        self._memory_bytes_max = memory_bytes_max
+        self._budget = _Budget(0, 0)
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
@@ -71,8 +120,14 @@ class Profiler:
         assert work.members == (run.request_id,), work
         if isinstance(completion, SyncPointReached):
             run.group_ns.append(completion.device_ns)
+            self._budget.time_ns -= completion.device_ns
+            held_bytes = 0
             if not self._slices:
-                run.frame_bytes = max(run.frame_bytes, self._executor.bytes_held(work.cursor_id))
+                held_bytes = self._executor.bytes_held(work.cursor_id)
+                run.frame_bytes = max(run.frame_bytes, held_bytes)
+            if run.refusal is None and (refusal := self._budget.why_over(held_bytes)):
+                run.refusal = refusal
+                self.cancel()
 
     def finished(self, command: Finish) -> None:
         """The profile request ended."""
@@ -100,7 +155,11 @@ class Profiler:
         example_inputs: Callable[[Bucket], Sequence[torch.Tensor]],
         passes: int,
     ) -> Steps[dict[Bucket, list[ProfileRun]]]:
-        """Run a program `passes` times for each bucket. Raises ProfileFailed."""
+        """Run a program up to `passes` times for each bucket, and at least once for the first.
+
+        Buckets grow; the large ones of a slow program are left out. Raises ProfileFailed, or
+        OutOfDeviceMemory when a run needs more than is free.
+        """
         self._executor.load(key, program)
         ready = ModelReady(
             key,
@@ -109,13 +168,14 @@ class Profiler:
             weights_bytes=weights_bytes,
         )
         self._scheduler.handle(ready, self._clock())
+        self._budget = _Budget(PROGRAM_NS_MAX, self._free_bytes())
         try:
             runs: dict[Bucket, list[ProfileRun]] = {}
-            for bucket in buckets:
+            for bucket in _affordable(buckets, runs):
                 inputs = example_inputs(bucket)
                 yield next_turn
                 runs[bucket] = []
-                for _ in range(passes):
+                while len(runs[bucket]) < passes and _total_ns(runs[bucket]) <= PASSES_NS_MAX:
                     runs[bucket].append((yield from self._run_once(key, bucket, inputs)))
             return runs
         finally:
@@ -144,6 +204,32 @@ class Profiler:
         self._run = None
         self._executor.unbind(run.request_id)
         assert run.outcome is not None
+        if run.refusal is not None:
+            raise run.refusal
         if run.outcome.kind is not OutcomeKind.COMPLETED:
             raise ProfileFailed(f"at sizes {list(bucket)}: {run.outcome.reason}")
         return run
+
+    def _free_bytes(self) -> int:
+        """What a frame may take beside the weights that are there, its model's among them."""
+        return self._memory_bytes_max - self._scheduler.statistics().memory_bytes
+
+
+def is_affordable(bucket: Bucket, known: Bucket, known_ns: int) -> bool:
+    """Should a run in this bucket stay within RUN_NS_MAX, judged by one in a known bucket?"""
+    return known_ns * prod(bucket) <= RUN_NS_MAX * max(prod(known), 1)
+
+
+def _affordable(
+    buckets: Sequence[Bucket], runs: Mapping[Bucket, Sequence[ProfileRun]]
+) -> Iterator[Bucket]:
+    """The first bucket, then each that the one before, which `runs` holds by then, allows."""
+    yield buckets[0]
+    for before, bucket in pairwise(buckets):
+        if not is_affordable(bucket, before, min(run.run_ns for run in runs[before])):
+            return
+        yield bucket
+
+
+def _total_ns(runs: Sequence[ProfileRun]) -> int:
+    return sum(run.run_ns for run in runs)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from gpumuxd.clock import Clock
-from gpumuxd.errors import DeviceLost, InvalidModel, QueueFull
+from gpumuxd.errors import DeviceLost, GpumuxdError, InvalidModel, OutOfDeviceMemory, QueueFull
 from gpumuxd.node.api import Tenant
 from gpumuxd.node.child_process import Child, Spawn, device_environment
 from gpumuxd.node.limits import Ticket
@@ -209,8 +209,9 @@ class DeviceLink:
                     self._started.set_result(frame)
             case frames.ModelLoaded(model=model):
                 _resolve(self._loads.pop(model, None), frame)
-            case frames.ModelFailed(model=model, reason=reason):
-                _fail(self._loads.pop(model, None), InvalidModel(reason))
+            case frames.ModelFailed(model=model, reason=reason, is_out_of_memory=is_full):
+                error: GpumuxdError = OutOfDeviceMemory(reason) if is_full else InvalidModel(reason)
+                _fail(self._loads.pop(model, None), error)
             case frames.ModelReleased(model=model):
                 _resolve(self._unloads.pop(model, None), None)
             case _:

@@ -158,10 +158,12 @@ class ModelLoaded(Frame, frozen=True):
 
 
 class ModelFailed(Frame, frozen=True):
-    """The model could not be made ready; nothing of it is left."""
+    """The model could not be made ready; nothing of it is left. Out of memory is no fault of the
+    model's: with fewer of them it may do."""
 
     model: str
     reason: str
+    is_out_of_memory: bool = False
 
 
 class ModelReleased(Frame, frozen=True):

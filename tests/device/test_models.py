@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
 from gpumuxd.domain import OutcomeKind, PriorityClass
+from gpumuxd.programs.export import export_model
 from gpumuxd.units import MIB
 from gpumuxd.wire.frames import (
     Accepted,
@@ -23,7 +25,7 @@ from gpumuxd.wire.frames import (
 )
 from gpumuxd.wire.process import sealed_memfd
 from tests.device.conftest import Mlp, make
-from tests.device.support import SETTINGS, DeviceChild, LoadedArtifact
+from tests.device.support import SETTINGS, DeviceChild, LoadedArtifact, read_artifact
 
 MODEL_BYTES_MAX = 64 * MIB
 
@@ -172,10 +174,33 @@ def test_weights_beyond_the_devices_memory_are_refused_with_the_numbers(
 ) -> None:
     weights_fd = sealed_memfd("large", lambda file: file.truncate(2 * MODEL_BYTES_MAX))
     send_load(own, "large/1", mlp.plan_fd, weights_fd)
-    reason = own.expect(ModelFailed).reason
+    failed = own.expect(ModelFailed)
+    assert failed.is_out_of_memory
+    reason = failed.reason
     assert f"weights of {2 * MODEL_BYTES_MAX} bytes do not fit" in reason
     assert f"of {MODEL_BYTES_MAX} bytes in use" in reason
     os.close(weights_fd)
+
+
+class Hoard(torch.nn.Module):
+    """Holds far more than its inputs or weights tell of."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.zeros(8192, 4096).sum()
+
+
+def test_a_run_beyond_the_devices_memory_fails_the_load_with_the_numbers(
+    own: DeviceChild, mlp: LoadedArtifact, tmp_path: Path
+) -> None:
+    export_model(Hoard(), {"x": torch.zeros(2, 4)}, tmp_path / "hoard.pt2")
+    own.send_load(read_artifact(tmp_path / "hoard.pt2"), "hoard/1")
+    failed = own.expect(ModelFailed)
+    assert failed.is_out_of_memory
+    held, free = 8192 * 4096 * 4 + 16, MODEL_BYTES_MAX - 64  # with x, without what weights take
+    assert failed.reason == f"one run holds {held} bytes and more, {free} are free"
+    own.load(mlp, "hoard/1")  # the key and the memory are free again
+    own.unload("hoard/1")
+    own.expect(ModelReleased)
 
 
 def test_unloading_during_a_load_cancels_it(

@@ -17,7 +17,14 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from gpumuxd.clock import Clock
-from gpumuxd.errors import DeviceLost, GpumuxdError, InvalidModel, OutOfDeviceMemory, QueueFull
+from gpumuxd.errors import (
+    DeviceLost,
+    GpumuxdError,
+    InvalidModel,
+    ModelNotReady,
+    OutOfDeviceMemory,
+    QueueFull,
+)
 from gpumuxd.node.api import Tenant
 from gpumuxd.node.child_process import Child, Spawn, device_environment
 from gpumuxd.node.limits import Ticket
@@ -136,7 +143,8 @@ class DeviceLink:
         self._channel.owe(frames.Cancel(request_id))
 
     async def load(self, frame: frames.LoadModel, fds: Sequence[int]) -> frames.ModelLoaded:
-        """Have a model made ready. Raises InvalidModel with the child's reason, or DeviceLost."""
+        """Have a model made ready. Raises InvalidModel or OutOfDeviceMemory with the child's
+        reason, ModelNotReady when it takes too long, or DeviceLost."""
         self._check_alive()
         assert frame.model not in self._loads, "model keys are new for each load"
         future: asyncio.Future[frames.ModelLoaded] = self._loop.create_future()
@@ -146,10 +154,10 @@ class DeviceLink:
             async with asyncio.timeout(self._limits.load_ns_max / NS_PER_S):
                 return await future
         except TimeoutError:
-            # Nothing tells a slow load from a stuck one but its limit, and a stuck loop serves
-            # nobody.
-            self.kill(f"loading {frame.model} took over {self._limits.load_ns_max / NS_PER_S} s")
-            raise DeviceLost(f"loading took over {self._limits.load_ns_max / NS_PER_S} s") from None
+            # A loop that stands still is noticed long before; this one serves others well.
+            self._channel.owe(frames.UnloadModel(frame.model))
+            limit_s = self._limits.load_ns_max / NS_PER_S
+            raise ModelNotReady(f"loading took over {limit_s} s; its device may be busy") from None
         finally:
             self._loads.pop(frame.model, None)
 
@@ -291,14 +299,17 @@ class DeviceLink:
             # An answer that is there already counts, however late we are to read it.
             self._channel.read()
             now_ns = self._clock()
-            is_silent = self._watch.is_silent(
+            is_loading = bool(self._loads)
+            if self._watch.is_silent(
                 now_ns,
                 parent_lag_ns=now_ns - due_ns,
                 # Up is what has turned: after Started the child still tidies up what it imported.
-                may_be_silent=not self._watch.has_turned or bool(self._loads),
-            )
-            if is_silent:
-                self.kill(f"its loop stood still for {self._limits.silence_ns_max / NS_PER_S} s")
+                is_starting=not self._watch.has_turned,
+                is_loading=is_loading,
+            ):
+                self.kill(
+                    f"its loop stood still for {self._watch.limit_ns(is_loading) / NS_PER_S} s"
+                )
             elif not self._watch.has_turned and now_ns - self.began_ns > self._limits.start_ns_max:
                 self.kill(f"it was not up after {self._limits.start_ns_max / NS_PER_S} s")
             if self._started.done():

@@ -24,6 +24,10 @@ class LinkSettings:
     silence_ns_max: int = NS_PER_S
     """A loop that makes no turn for this long is dead, whatever its process says."""
 
+    load_silence_ns_max: int = 10 * NS_PER_S
+    """The same while a model is loaded: code that is compiled and inputs that are made can keep the
+    loop of a slow machine for longer than it may stand still otherwise."""
+
     parent_lag_ns_max: int = 100 * NS_PER_MS
     """When the parent itself was late by this much, it can't judge the child."""
 
@@ -31,7 +35,8 @@ class LinkSettings:
     """Torch is imported in this time, even from the flash of a small board."""
 
     load_ns_max: int = 300 * NS_PER_S
-    """A model is compiled and profiled in this time; a child that takes longer is stuck."""
+    """A model is compiled and profiled in this time, beside what tenants ask meanwhile; one that
+    takes longer is given up."""
 
     stop_ns_max: int = 5 * NS_PER_S
     """After `Stop`, what is in flight ends in this time; then the child is killed."""

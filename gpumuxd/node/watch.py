@@ -14,6 +14,7 @@ class SilenceWatch:
     def __init__(self, settings: LinkSettings, now_ns: int) -> None:
         self._settings = settings
         self._turns = -1
+        self._was_loading = False
         self._heard_ns = now_ns
 
     @property
@@ -27,15 +28,24 @@ class SilenceWatch:
             self._turns = turns
             self._heard_ns = now_ns
 
-    def is_silent(self, now_ns: int, parent_lag_ns: int, may_be_silent: bool) -> bool:
+    def is_silent(
+        self, now_ns: int, parent_lag_ns: int, is_starting: bool = False, is_loading: bool = False
+    ) -> bool:
         """True when the loop stood still for too long.
 
-        `parent_lag_ns` is how late this question is asked, `may_be_silent` that the child is
-        starting or loading. In both cases the time of silence begins anew.
+        `parent_lag_ns` is how late this question is asked. After that, after a start and after a
+        load the time of silence begins anew.
         """
-        if may_be_silent or parent_lag_ns >= self._settings.parent_lag_ns_max:
+        is_excused = is_starting or parent_lag_ns >= self._settings.parent_lag_ns_max
+        if is_excused or (self._was_loading and not is_loading):
             self._heard_ns = now_ns
-        return now_ns - self._heard_ns >= self._settings.silence_ns_max
+        self._was_loading = is_loading
+        return now_ns - self._heard_ns >= self.limit_ns(is_loading)
+
+    def limit_ns(self, is_loading: bool) -> int:
+        """How long the loop may stand still."""
+        settings = self._settings
+        return settings.load_silence_ns_max if is_loading else settings.silence_ns_max
 
 
 class Backoff:

@@ -426,8 +426,10 @@ async def test_a_child_that_misbehaves_is_killed_and_replaced(world: World, how:
         assert life.is_reaped
 
 
-async def test_a_child_that_loads_may_be_silent_up_to_the_limit_of_a_load(world: World) -> None:
-    link = replace(IMPATIENT, load_ns_max=60 * NS_PER_MS)
+async def test_a_child_that_falls_silent_while_it_loads_is_killed_in_its_own_time(
+    world: World,
+) -> None:
+    link = replace(IMPATIENT, load_silence_ns_max=60 * NS_PER_MS)
     async with world.started(link=link) as node:
 
         def fall_silent(life: FakeLife, frame: frames.LoadModel) -> None:
@@ -435,11 +437,31 @@ async def test_a_child_that_loads_may_be_silent_up_to_the_limit_of_a_load(world:
 
         world.device.on_load = fall_silent
         began_ns = monotonic_ns()
-        with pytest.raises(DeviceLost, match=r"loading took over 0.06 s"):
+        with pytest.raises(DeviceLost, match=r"stood still for 0.06 s \(signal SIGKILL\)"):
             await node.load(DEFAULT_TENANT, "m")
         assert monotonic_ns() - began_ns >= 60 * NS_PER_MS
         assert (await world.state())[0] is ModelState.UNAVAILABLE
         world.device.answers_ping = True
+
+
+async def test_a_load_that_takes_too_long_is_given_up_and_costs_nobody_the_device(
+    world: World,
+) -> None:
+    add_model(world.repository, "good")
+    link = LinkSettings(load_ns_max=50 * NS_PER_MS)
+    async with world.started(link=link, startup_models=("good",)) as node:
+        world.device.on_load = load_never
+        with pytest.raises(ModelNotReady, match=r"loading took over 0.05 s"):
+            await node.load(DEFAULT_TENANT, "m")
+        (unload,) = await world.life.wait_for(frames.UnloadModel)
+        assert unload.model == "m/1#2"
+        state, reason = await world.state()
+        assert state is ModelState.UNAVAILABLE
+        assert "took over" in reason
+        assert node.is_model_ready(DEFAULT_TENANT, "good", "")
+        assert len(world.device.lives) == 1
+        world.device.on_load = load_well
+        await node.load(DEFAULT_TENANT, "m")
 
 
 async def test_a_device_that_can_not_start_at_all_fails_the_start(world: World) -> None:

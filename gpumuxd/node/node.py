@@ -211,9 +211,10 @@ class Node:
             if finished.outcome.kind is not OutcomeKind.COMPLETED:
                 raise error_of(finished.outcome)
             outputs = _copy_outputs(fit, finished, memory)
-        except ModelFaulted as error:
-            _log_fault(call, replica, frame.request_id, error)
-            raise
+        except GpumuxdError as error:
+            if isinstance(error, ModelFaulted):
+                _log_fault(call, replica, frame.request_id, error)
+            raise _told(error, call, replica) from None
         finally:
             memory.release()
         return InferReply(call.model, replica.version, outputs, finished.report)
@@ -288,6 +289,15 @@ async def _finished(
     except BaseException:
         memory.release()
         raise
+
+
+def _told(error: GpumuxdError, call: InferCall, replica: Replica) -> GpumuxdError:
+    """A device's error in the words of its client, who does not know our keys."""
+    label = f"{call.model!r} version {replica.version}"
+    message = error.message.replace(repr(replica.key), label)
+    if isinstance(error, ModelFaulted):
+        message = f"model {label}: {message}"
+    return type(error)(message)
 
 
 def _log_fault(call: InferCall, replica: Replica, request_id: int, error: ModelFaulted) -> None:

@@ -6,7 +6,7 @@ All or nothing on the way in, once on the way out. Who may call `release` and wh
 
 from collections.abc import Callable, Sequence
 
-from gpumuxd.errors import QueueFull
+from gpumuxd.errors import InvalidRequest, QueueFull
 from gpumuxd.node.limits import Ticket
 from gpumuxd.node.validation import CheckedCall, CheckedTensor
 from gpumuxd.wire.arena import Arena, ArenaFull, aligned
@@ -23,12 +23,18 @@ class RequestMemory:
     def __init__(
         self, arena: Arena, call: CheckedCall, ticket: Ticket, on_release: Callable[[], None]
     ) -> None:
-        """Takes the ticket over when it succeeds. Raises QueueFull when the arena has no room."""
+        """Takes the ticket over when it succeeds. Raises QueueFull when the arena has no room, and
+        InvalidRequest when it never will have."""
         self._arena = arena
         self._ticket = ticket
         self._on_release = on_release
         inputs, outputs = call.fit.inputs, call.fit.outputs
         size_bytes = sum([aligned(tensor.size_bytes) for tensor in (*inputs, *outputs)])
+        if size_bytes > arena.size_bytes:
+            raise InvalidRequest(
+                f"the tensors of this request take {size_bytes} bytes; "
+                f"its device has {arena.size_bytes} for all requests together (arena_mib)"
+            )
         try:
             self._offset = arena.allocate(size_bytes)
         except ArenaFull as error:

@@ -6,12 +6,13 @@ output has its size. Each message names the input, what was expected and what ca
 whatever came.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpumuxd.domain import Bucket, PriorityClass
-from gpumuxd.errors import InvalidRequest, PermissionDenied
+from gpumuxd.errors import InvalidModel, InvalidRequest, PermissionDenied
 from gpumuxd.models.spec import (
     ModelSpec,
     TensorSpec,
@@ -20,6 +21,7 @@ from gpumuxd.models.spec import (
     tensor_bytes,
 )
 from gpumuxd.node.api import InferCall, InputTensor, Tenant
+from gpumuxd.node.spec_check import TENSOR_BYTES_MAX
 
 TEXT_SHOWN_MAX = 80
 """Characters of a foreign text that a message repeats. A gRPC status travels in the trailers,
@@ -79,7 +81,7 @@ class CallChecker:
         self._fits: dict[object, Fit] = {}
 
     def check(self, call: InferCall) -> CheckedCall:
-        """Raises InvalidRequest."""
+        """Raises InvalidRequest, or InvalidModel for a spec that makes no sense of these sizes."""
         form = (
             tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in call.inputs]),
             tuple(call.outputs_wanted),
@@ -106,9 +108,7 @@ def _fit(spec: ModelSpec, call: InferCall, rows_max: int | None) -> Fit:
     if rows_max is not None and rows > rows_max:
         raise InvalidRequest(f"expected at most {rows_max} rows in a request, got {rows}")
     inputs = tuple(_sized(tensor, tuple(given[tensor.name].shape)) for tensor in spec.inputs)
-    outputs = tuple(
-        _sized(tensor, evaluate_shape(tensor.shape, bindings)) for tensor in spec.outputs
-    )
+    outputs = tuple(_output(tensor, bindings) for tensor in spec.outputs)
     names = [tensor.name for tensor in call.inputs]
     return Fit(
         bucket=spec.bucket(bindings),
@@ -188,7 +188,25 @@ def _check_tensor(expected: TensorSpec, given: InputTensor) -> None:
             )
 
 
+def _output(tensor: TensorSpec, bindings: Mapping[str, int]) -> CheckedTensor:
+    """What a declared output is for these sizes. `spec_check.py` looked at the ends of their
+    ranges alone, and between them a foreign expression may give anything."""
+    shape = evaluate_shape(tensor.shape, bindings)
+    if any(size < 0 for size in shape):
+        raise InvalidModel(
+            f"output {tensor.name!r}: the model declares {elide(list(shape))} "
+            f"for sizes {elide(dict(bindings))}"
+        )
+    return _sized(tensor, shape)
+
+
 def _sized(tensor: TensorSpec, shape: tuple[int, ...]) -> CheckedTensor:
+    # As if no size were 0: the strides of an empty tensor have to be numbers too.
+    extent = math.prod([size or 1 for size in shape])
+    if extent > TENSOR_BYTES_MAX:
+        raise InvalidRequest(
+            f"tensor {tensor.name!r}: shape {elide(list(shape))} is over {TENSOR_BYTES_MAX} bytes"
+        )
     return CheckedTensor(tensor, shape, tensor_bytes(tensor.datatype, shape))
 
 

@@ -19,6 +19,7 @@ from gpumuxd.errors import (
     DeadlineMissed,
     DeviceLost,
     Draining,
+    GpumuxdError,
     InvalidModel,
     InvalidRequest,
     ModelFaulted,
@@ -228,6 +229,48 @@ async def test_another_outcome_is_an_error_with_its_reason(
         world.life.finish(submit.request_id, outcome=Outcome(kind, "because of 7"))
         with pytest.raises(error, match="because of 7"):
             await task
+        assert node.requests_in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "told"),
+    [
+        (OutcomeKind.MODEL_FAULTED, "IndexError: 7", "^model 'm' version 1: IndexError: 7$"),
+        (
+            OutcomeKind.DRAINING,
+            "model 'm/1#1' is being unloaded",
+            "^model 'm' version 1 is being unloaded$",
+        ),
+        (
+            OutcomeKind.OUT_OF_DEVICE_MEMORY,
+            "a frame of model 'm/1#1' needs 9 MiB",
+            "^a frame of model 'm' version 1 needs 9 MiB$",
+        ),
+        (OutcomeKind.DEADLINE_MISSED, "the deadline passed", "^the deadline passed$"),
+    ],
+)
+async def test_an_error_names_the_model_as_its_client_knows_it(
+    world: World, kind: OutcomeKind, reason: str, told: str
+) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        task = start(node)
+        (submit,) = await world.life.wait_for(frames.Submit)
+        world.life.finish(submit.request_id, outcome=Outcome(kind, reason))
+        with pytest.raises(GpumuxdError, match=told):
+            await task
+
+
+async def test_what_never_fits_the_arena_is_no_matter_of_time(world: World) -> None:
+    small = replace(CPU_0, arena_bytes=4 * 64)
+    async with world.started(devices=(small,), startup_models=("m",)) as node:
+        task = start(node, *range(16))  # 64 bytes for each of x, y and n
+        (submit,) = await world.life.wait_for(frames.Submit)
+        world.life.finish(submit.request_id)
+        await task
+    smaller = replace(CPU_0, arena_bytes=2 * 64)
+    async with world.started(devices=(smaller,), startup_models=("m",)) as node:
+        with pytest.raises(InvalidRequest, match=r"take 192 bytes; its device has 128 for all"):
+            await node.infer(call(*range(16)))
         assert node.requests_in_flight == 0
 
 

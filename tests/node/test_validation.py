@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from gpumuxd.domain import PriorityClass
-from gpumuxd.errors import InvalidRequest, PermissionDenied
-from gpumuxd.models.spec import ModelSpec, Symbol, TensorSpec
+from gpumuxd.errors import InvalidModel, InvalidRequest, PermissionDenied
+from gpumuxd.models.spec import ModelSpec, Size, Symbol, TensorSpec
 from gpumuxd.node.api import InferCall, InputTensor, Tenant
 from gpumuxd.node.validation import FITS_KEPT_MAX, CallChecker, Fit, check_priority
 
@@ -62,6 +62,42 @@ def test_zero_size_is_good_where_the_range_has_a_zero() -> None:
     assert checked.inputs[0].size_bytes == 0
     with pytest.raises(InvalidRequest, match="'ids': expected batch of 1 to 8, got 0"):
         check_call(SPEC, make_call(list(tensors(batch=0).values())))
+
+
+def odd_spec(shape: tuple[Size, ...], symbols: str = "n") -> ModelSpec:
+    """One input with these dynamic dimensions, one output of a shape that a stranger declared."""
+    return ModelSpec(
+        inputs=(TensorSpec("x", "UINT8", tuple((name,) for name in symbols)),),
+        outputs=(TensorSpec("y", "FP32", shape),),
+        symbols=tuple(Symbol(name, 0, 2**31) for name in symbols),
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "n", "error", "told"),
+    [
+        # n * n - 10 n + 20, which is positive at both ends of a range of 1 to 9
+        ((("n", "n", "*", 10, "n", "*", "-", 20, "+"),), 5, InvalidModel, "'y'.*declares .-5. for"),
+        ((("n", 10, "-"), ("n", 10, "-")), 5, InvalidModel, "'y'.*declares .-5, -5. for sizes"),
+        ((1, ("n", 5, "-"), 1), 4, InvalidModel, "'y'.*declares .1, -1, 1. for sizes"),
+        ((("n", 2**40, "*"),), 2, InvalidRequest, "'y': shape .2199023255552. is over"),
+        ((0, ("n", 2**100, "*")), 2, InvalidRequest, "'y': shape .0, "),
+        ((("n", 7, "n", 5, "-", "//", "*"),), 5, InvalidModel, "does not evaluate"),
+    ],
+)
+def test_a_declared_output_that_makes_no_sense_of_a_size_in_between_is_refused(
+    shape: tuple[Size, ...], n: int, error: type[Exception], told: str
+) -> None:
+    checker = CallChecker(odd_spec(shape))
+    with pytest.raises(error, match=told):
+        checker.check(make_call([InputTensor("x", "UINT8", (n,), bytes(n))]))
+
+
+def test_an_empty_input_has_strides_too() -> None:
+    checker = CallChecker(odd_spec((1,), "abc"))
+    checker.check(make_call([InputTensor("x", "UINT8", (0, 2**20, 2**20), b"")]))
+    with pytest.raises(InvalidRequest, match=r"'x': shape .0, 2147483648, 2147483648. is over"):
+        checker.check(make_call([InputTensor("x", "UINT8", (0, 2**31, 2**31), b"")]))
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,13 @@ def limit_resources(model_bytes_max: int) -> None:
         (resource.RLIMIT_FSIZE, file_bytes_max),
     ):
         _, hard = resource.getrlimit(kind)
-        bounded = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (bounded, bounded))
+        is_open = hard == resource.RLIM_INFINITY
+        bounded = value if is_open else min(value, hard)
+        above = bounded
+        if kind == resource.RLIMIT_CPU and (is_open or bounded < hard):
+            # The soft limit sends SIGXCPU, the hard one SIGKILL, which anybody could have sent.
+            above += 1
+        resource.setrlimit(kind, (bounded, above))
 
 
 def _out_of_memory() -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpumuxd.errors import InvalidModel, ModelNotReady
+from gpumuxd.errors import GpumuxdError, InvalidModel, ModelNotReady
 from gpumuxd.models.files import NotRegular, open_regular
 from gpumuxd.models.spec import ModelSpec
 from gpumuxd.node.child_process import Child, Spawn, loader_environment
@@ -22,6 +22,14 @@ from gpumuxd.node.spec_check import check_spec
 from gpumuxd.units import NS_PER_S
 from gpumuxd.wire import frames
 from gpumuxd.wire.channel import Channel, ChannelClosed, ChannelError
+
+EXIT_S_MAX = 1.0
+"""A loader that closed its channel is gone in this time."""
+
+KILLED_FROM_OUTSIDE = frozenset(
+    f"signal {name}" for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+)
+"""Its own limits end it with other signals (`loader/main.py`)."""
 
 
 @dataclass(slots=True)
@@ -68,6 +76,8 @@ class Loading:
                     child = self._start(peer)
                 try:
                     return await self._converse(channel, artifact_fd)
+                except ChannelClosed:
+                    raise _why_ended(await _how_ended(child)) from None
                 finally:
                     await _end(child)
             finally:
@@ -81,6 +91,7 @@ class Loading:
             raise ModelNotReady(f"no process to read it with: {error.strerror}") from error
 
     async def _converse(self, channel: Channel, artifact_fd: int) -> LoadedArtifact:
+        """Ask and hear the answer. Raises ChannelClosed when the loader ends without one."""
         limit_s = self._settings.read_ns_max / NS_PER_S
         try:
             channel.send(frames.Read(self._settings.model_bytes_max), [artifact_fd])
@@ -89,7 +100,7 @@ class Loading:
         except TimeoutError:
             raise ModelNotReady(f"reading its artifact took over {limit_s} s") from None
         except ChannelClosed:
-            raise InvalidModel("its artifact made the loader crash") from None
+            raise
         except ChannelError as error:
             raise InvalidModel(f"its artifact made the loader talk nonsense: {error}") from error
         return _artifact_of(answer, fds)
@@ -158,16 +169,40 @@ async def _receive(channel: Channel) -> tuple[frames.AnyFrame, list[int]]:
 
 async def _end(child: Child) -> None:
     """Kill and reap. What it had to say was said; also when our own task is being cancelled."""
+    try:
+        child.kill()
+        await _wait_ended(child)
+    finally:
+        child.reap()  # at most the moment that SIGKILL takes
+        child.close()
+
+
+async def _wait_ended(child: Child) -> None:
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     loop.add_reader(child.fileno(), _set_done, ended)
     try:
-        child.kill()
         await ended
     finally:
         loop.remove_reader(child.fileno())
-        child.reap()  # at most the moment that SIGKILL takes
-        child.close()
+
+
+async def _how_ended(child: Child) -> str:
+    """How a loader ended that closed its channel. One that lives on has lost its mind."""
+    try:
+        async with asyncio.timeout(EXIT_S_MAX):
+            await _wait_ended(child)
+    except TimeoutError:
+        return "no exit"
+    return child.reap()
+
+
+def _why_ended(how: str) -> GpumuxdError:
+    """A loader that somebody killed (the kernel for want of memory, an operator) says nothing of
+    its artifact. One that crashed or reached its own limits does."""
+    if how in KILLED_FROM_OUTSIDE:
+        return ModelNotReady(f"the process that read its artifact was killed ({how}); retry")
+    return InvalidModel(f"its artifact made the loader crash ({how})")
 
 
 def _set_done(future: "asyncio.Future[None]") -> None:

@@ -267,6 +267,13 @@ class FakeLoader:
 
     def crash(self, channel: Channel, data: bytes) -> None:
         """Answers nothing; its channel closes."""
+        self.children[-1].end("signal SIGSEGV")
+
+    def be_killed(self, channel: Channel, data: bytes) -> None:
+        self.children[-1].end("signal SIGKILL")
+
+    def run_out_of_time(self, channel: Channel, data: bytes) -> None:
+        self.children[-1].end("signal SIGXCPU")
 
     def hang(self, channel: Channel, data: bytes) -> None:
         self.held.append(channel)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -764,7 +765,8 @@ async def test_a_changed_artifact_is_loaded_anew_and_a_bad_one_leaves_the_old(
     ("answer", "message"),
     [
         ("refuse", "aten.evil is not allowed"),
-        ("crash", "made the loader crash"),
+        ("crash", "made the loader crash (signal SIGSEGV)"),
+        ("run_out_of_time", "made the loader crash (signal SIGXCPU)"),
         ("talk_nonsense", "talk nonsense"),
         ("forget_the_weights", "talk nonsense"),
         ("lie", "'no such' is not among"),
@@ -776,7 +778,7 @@ async def test_a_loader_that_fails_costs_this_one_load(
     async with world.started() as node:
         good: Callable[..., None] = world.loader.answer
         world.loader.answer = getattr(world.loader, answer)
-        with pytest.raises(InvalidModel, match=message):
+        with pytest.raises(InvalidModel, match=re.escape(message)):
             await node.load(DEFAULT_TENANT, "m")
         state, reason = await world.state()
         assert state is ModelState.UNAVAILABLE
@@ -785,6 +787,15 @@ async def test_a_loader_that_fails_costs_this_one_load(
         world.loader.spec = SPEC
         await node.load(DEFAULT_TENANT, "m")
         assert await world.state() == (ModelState.READY, "")
+
+
+async def test_a_loader_that_somebody_killed_says_nothing_of_its_artifact(world: World) -> None:
+    async with world.started() as node:
+        good, world.loader.answer = world.loader.answer, world.loader.be_killed
+        with pytest.raises(ModelNotReady, match=r"was killed \(signal SIGKILL\); retry"):
+            await node.load(DEFAULT_TENANT, "m")
+        world.loader.answer = good
+        await node.load(DEFAULT_TENANT, "m")
 
 
 async def test_a_loader_that_hangs_is_killed_in_time(world: World) -> None:

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # Read by gRPC when it is first imported: its fork handlers would make every child that is spawned
@@ -79,6 +80,21 @@ def _serve(config: Config, log_level: str) -> int:
         pid=os.getpid(),
         devices=[device.device for device in config.node.devices],
     )
+    from gpumuxd.daemon.workers import Workers, end_process
+
+    # The children must not talk to systemd in our name.
+    notifier = Notifier()
+    os.environ.pop("NOTIFY_SOCKET", None)
+    workers = Workers()
+    code = _run(config, notifier, workers)
+    if workers.hanging:
+        structlog.get_logger().warning("threads_left_behind", threads=workers.hanging)
+        end_process(code)
+    return code
+
+
+def _run(config: Config, notifier: Notifier, workers: ThreadPoolExecutor) -> int:
+    import structlog
     import uvloop
 
     from gpumuxd.daemon.lifecycle import serve
@@ -86,11 +102,9 @@ def _serve(config: Config, log_level: str) -> int:
     from gpumuxd.errors import DeviceLost
     from gpumuxd.rpc.listener import AddressInUse
 
-    notifier = Notifier()
-    # The children must not talk to systemd in our name.
-    os.environ.pop("NOTIFY_SOCKET", None)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.get_loop().set_default_executor(workers)
             runner.run(serve(config, notifier))
     except ConfigError as error:
         print(f"gpumuxd: configuration: {error}", file=sys.stderr)

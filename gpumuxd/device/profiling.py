@@ -207,7 +207,7 @@ class Profiler:
         if run.refusal is not None:
             raise run.refusal
         if run.outcome.kind is not OutcomeKind.COMPLETED:
-            raise ProfileFailed(f"at sizes {list(bucket)}: {run.outcome.reason}")
+            raise ProfileFailed(f"a run at sizes {list(bucket)} failed: {run.outcome.reason}")
         return run
 
     def _free_bytes(self) -> int:

@@ -203,6 +203,21 @@ def test_a_run_beyond_the_devices_memory_fails_the_load_with_the_numbers(
     own.expect(ModelReleased)
 
 
+class Division(torch.nn.Module):
+    """Fails for what it is measured with, since integers are zeros there."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.div(x, 0 * x, rounding_mode="floor")
+
+
+def test_a_run_that_fails_fails_the_load_with_the_sizes(own: DeviceChild, tmp_path: Path) -> None:
+    export_model(Division(), {"x": torch.ones(2, 4, dtype=torch.int64)}, tmp_path / "d.pt2")
+    own.send_load(read_artifact(tmp_path / "d.pt2"), "division/1")
+    failed = own.expect(ModelFailed)
+    assert not failed.is_out_of_memory
+    assert failed.reason.startswith("a run at sizes [1] failed: RuntimeError: ZeroDivisionError")
+
+
 def test_unloading_during_a_load_cancels_it(
     own: DeviceChild, slow: LoadedArtifact, mlp: LoadedArtifact
 ) -> None:

@@ -25,6 +25,7 @@ from gpumuxd.errors import (
     InvalidRequest,
     ModelFaulted,
     ModelNotReady,
+    OutOfDeviceMemory,
     PermissionDenied,
     QueueFull,
     QuotaExceeded,
@@ -486,6 +487,18 @@ async def test_a_child_that_falls_silent_while_it_loads_is_killed_in_its_own_tim
         assert monotonic_ns() - began_ns >= 60 * NS_PER_MS
         assert (await world.state())[0] is ModelState.UNAVAILABLE
         world.device.answers_ping = True
+
+
+async def test_a_device_without_room_for_a_model_is_no_fault_of_the_model(world: World) -> None:
+    async with world.started() as node:
+
+        def load_nowhere(life: FakeLife, frame: frames.LoadModel) -> None:
+            life.send(frames.ModelFailed(frame.model, "9 bytes, 7 are free", is_out_of_memory=True))
+
+        world.device.on_load = load_nowhere
+        with pytest.raises(OutOfDeviceMemory, match="9 bytes, 7 are free"):
+            await node.load(DEFAULT_TENANT, "m")
+        assert await world.state() == (ModelState.UNAVAILABLE, "9 bytes, 7 are free")
 
 
 async def test_a_load_that_takes_too_long_is_given_up_and_costs_nobody_the_device(

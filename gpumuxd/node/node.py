@@ -262,11 +262,11 @@ class Node:
         return {name: device.link for name, device in self._devices.items()}
 
     async def _device_started(self, link: DeviceLink) -> None:
-        await self._registry.handle_device_started(link)
+        await self._registry.recovery.handle_device_started(link)
 
     def _device_changed(self, device: DeviceSupervisor) -> None:
         if device.state == "lost":
-            self._registry.handle_device_lost(device.settings.device, device.lost_reason)
+            self._registry.recovery.handle_device_lost(device.settings.device, device.lost_reason)
         self._tell_readiness()
 
     def _tell_readiness(self) -> None:

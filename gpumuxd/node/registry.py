@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import structlog
 
 from gpumuxd.errors import (
-    DeviceLost,
     GpumuxdError,
     InvalidModel,
     InvalidRequest,
@@ -38,11 +37,8 @@ from gpumuxd.node.model_table import (
     may_see,
 )
 from gpumuxd.node.placing import Placing
+from gpumuxd.node.recovery import Recovery
 from gpumuxd.node.tenants import TenantDirectory
-
-DEVICE_LOSSES_MAX = 2
-"""Deaths of a device while it loaded a model again, after which the model is left out: more would
-keep everyone else on the device from being served."""
 
 _log = structlog.get_logger()
 
@@ -62,6 +58,7 @@ class Registry:
         self._table = ModelTable()
         self._placing = Placing(self._table, loading, tenants, links)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.recovery = Recovery(self._table, self._placing, self._locks)
         self._loads: dict[str, asyncio.Task[None]] = {}  # that a new caller may join
         self._chosen: dict[str, VersionEntry] = {}  # the version that was loaded last
         self._tasks: set[asyncio.Task[None]] = set()
@@ -184,49 +181,6 @@ class Registry:
             if entry.replica is not None:
                 entry.replica.artifact.close()
                 entry.replica = None
-
-    # Devices come and go
-
-    def handle_device_lost(self, device: str, reason: str) -> None:
-        """What served there does not; it stays as it is, to be loaded again."""
-        for entry in self._table:
-            if entry.state is ModelState.READY and _is_on(entry, device):
-                entry.move(ModelState.LOADING, f"device {device} was lost: {reason}")
-
-    async def handle_device_started(self, link: DeviceLink) -> None:
-        """Load again what served on this device before it was lost, one after the other."""
-        device = link.settings.device
-        waiting = [e for e in self._table if _is_on(e, device)]
-        for entry in waiting:
-            async with self._locks[entry.name]:
-                if entry.state is ModelState.READY and entry.replica and not entry.replica.is_alive:
-                    entry.move(ModelState.LOADING, f"device {device} was lost")
-                if link.is_alive and entry.state is ModelState.LOADING and _is_on(entry, device):
-                    await self._load_again(entry, link)
-
-    async def _load_again(self, entry: VersionEntry, link: DeviceLink) -> None:
-        assert entry.replica is not None
-        old = entry.replica
-        try:
-            entry.replica = await self._placing.place_again(entry, link, old)
-        except DeviceLost as error:
-            entry.device_losses += 1
-            if entry.device_losses >= DEVICE_LOSSES_MAX:
-                self._leave_out(entry, f"its device was lost while loading it again: {error}")
-        except GpumuxdError as error:
-            self._leave_out(entry, error.message)
-        else:
-            entry.device_losses = 0
-            entry.move(ModelState.READY)
-            _log.info("model_loaded_again", model=entry.label, device=link.settings.device)
-
-    def _leave_out(self, entry: VersionEntry, reason: str) -> None:
-        assert entry.replica is not None
-        entry.replica.artifact.close()
-        entry.replica = None
-        entry.device_losses = 0
-        entry.move(ModelState.UNAVAILABLE, reason)
-        _log.error("model_left_out", model=entry.label, reason=reason)
 
     # One load
 
@@ -359,10 +313,6 @@ class Registry:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # asked for here, so that one that nobody awaits is not reported
-
-
-def _is_on(entry: VersionEntry, device: str) -> bool:
-    return entry.replica is not None and entry.replica.device == device
 
 
 async def _release(replica: Replica) -> None:

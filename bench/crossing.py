@@ -27,7 +27,7 @@ from bench.harness import Bench, at_most, percentile, run
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import OutcomeKind, PriorityClass
 from gpumuxd.loader.main import read
-from gpumuxd.programs.export import export_model
+from gpumuxd.programs.exporter import export_model
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.units import GIB, MIB, NS_PER_MS, NS_PER_S, NS_PER_US
 from gpumuxd.wire.arena import Arena

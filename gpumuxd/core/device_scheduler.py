@@ -215,10 +215,7 @@ class DeviceScheduler:
                 continue
             lane.run_queue.drop(cursor)
             self._lanes.of(cursor).run_queue.add(cursor)
-            last = [
-                each for each, flight in self._launcher.flights.items() if flight.cursor is cursor
-            ]
-            cursor.after = tuple(last[-1:])
+            cursor.after = self._launcher.last_slice_of(cursor)
 
     def _device_lost(self, event: DeviceLost) -> None:
         """Nothing will report again: what is not over yet ends now."""

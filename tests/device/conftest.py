@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpumuxd.programs.export import export_model
+from gpumuxd.programs.exporter import export_model
 from tests.device.support import DeviceChild, LoadedArtifact, read_artifact
 
 

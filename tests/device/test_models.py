@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpumuxd.domain import OutcomeKind, PriorityClass
-from gpumuxd.programs.export import export_model
+from gpumuxd.programs.exporter import export_model
 from gpumuxd.units import MIB
 from gpumuxd.wire.frames import (
     Accepted,

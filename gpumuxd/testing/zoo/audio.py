@@ -1,0 +1,7 @@
+"""Models of sound."""
+
+from collections.abc import Sequence
+
+from gpumuxd.testing.zoo.catalogue import Architecture
+
+ARCHITECTURES: Sequence[Architecture] = ()

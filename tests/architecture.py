@@ -32,6 +32,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "testing": frozenset(
         {"vocabulary", "messages", "core", "models", "programs", "executors", "wire", "device"}
     ),
+    "zoo": frozenset({"vocabulary", "models", "programs", "demo"}),
     "daemon": frozenset(
         {"vocabulary", "messages", "core", "models", "wire", "node", "rpc"}
         | {"programs", "demo"}  # `gpumuxd export` and `gpumuxd demo`, imported when asked for
@@ -63,7 +64,7 @@ EVERY_LAYER = frozenset(LAYERS)
 ONLY_IN: Mapping[str, tuple[frozenset[str], str]] = {
     # package -> the layers that may import it, the remedy for others
     "torch": (
-        frozenset({"programs", "executors", "device", "demo"}),
+        frozenset({"programs", "executors", "device", "demo", "zoo"}),
         "torch belongs to the device child; the parent must stay small and never wait for it",
     ),
     "grpc": (frozenset({"rpc"}), "gRPC belongs to rpc/ and the clients; pass node/api.py values"),
@@ -73,7 +74,7 @@ ONLY_IN: Mapping[str, tuple[frozenset[str], str]] = {
         "the device child and all below it are plain threads and calls",
     ),
     "uvloop": (frozenset({"daemon"}), "who makes the event loop is daemon/"),
-    "transformers": (frozenset({"demo"}), "the daemon serves artifacts, it knows no library"),
+    "transformers": (frozenset({"demo", "zoo"}), "the daemon serves artifacts, it knows no library"),
     "gpumuxd_client": (frozenset({"ctl", "demo"}), "the daemon is not its own client"),
     "random": (
         EVERY_LAYER - PURE_LAYERS - {"wire", "models", "programs", "executors", "device"},
@@ -131,6 +132,8 @@ def layer_of(module: str) -> str:
     if module in LAYER_OF_MODULE:
         return LAYER_OF_MODULE[module]
     parts = module.split(".")
+    if parts[1:3] == ["testing", "zoo"]:  # models to serve; the rest of testing knows no torch
+        return "zoo"
     return parts[1] if len(parts) > 1 else ""
 
 

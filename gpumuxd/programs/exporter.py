@@ -23,6 +23,7 @@ from gpumuxd.errors import InvalidModel
 from gpumuxd.models.pt2 import NAMES_FILE, Artifact
 from gpumuxd.models.spec import ModelSpec
 from gpumuxd.programs.export_refusal import quiet_refusals, reason_of
+from gpumuxd.programs.recurrent import recurrence_of_any_length
 
 BATCH = "batch"
 BATCH_MAX = 64
@@ -45,7 +46,8 @@ class ExportRequest:
     own in its order. A tuple is in its order and takes its names. `dynamic` says which dimensions
     of which input may vary, and their names: `{"tokens": {0: "batch", 1: "length"}}`; without it,
     dimension 0 of every input is the batch. `sizes` gives each name's smallest and largest size; a
-    batch is 1 to `batch_max` unless it is given.
+    batch is 1 to `batch_max` unless it is given. `multiples` names the dimensions that must be a
+    multiple of something, `{"height": 32}`: torch.export says so when it refuses others.
     """
 
     module: torch.nn.Module
@@ -54,6 +56,7 @@ class ExportRequest:
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     batch_max: int = BATCH_MAX
     output_names: Sequence[str] = ()
+    multiples: Mapping[str, int] = field(default_factory=dict)
 
 
 def export_model(
@@ -65,13 +68,16 @@ def export_model(
     sizes: Mapping[str, tuple[int, int]] | None = None,
     batch_max: int = BATCH_MAX,
     output_names: Sequence[str] = (),
+    multiples: Mapping[str, int] | None = None,
 ) -> ModelSpec:
     """Export a module to `path` and return the signature it will be served with.
 
     The module is put into eval mode. Raises InvalidModel when it can't be exported or the result
     could not be served.
     """
-    request = ExportRequest(module, example_inputs, dynamic, sizes or {}, batch_max, output_names)
+    request = ExportRequest(
+        module, example_inputs, dynamic, sizes or {}, batch_max, output_names, multiples or {}
+    )
     return write_artifact(request, Path(path))
 
 
@@ -86,9 +92,22 @@ def write_artifact(
 
     A refusal leaves the file system as it was.
     """
+    tell("tracing the module")
+    return write_traced(trace(request, is_verbose=is_verbose), path, tell)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What torch.export made of a module, and the names that go into a file beside its graph."""
+
+    program: torch.export.ExportedProgram
+    names: Mapping[str, Any]
+
+
+def trace(request: ExportRequest, *, is_verbose: bool = False) -> Traced:
+    """Export, in memory. Raises InvalidModel when torch.export refuses the module."""
     inputs = _named_inputs(request)
     dynamic = _dynamic(request, inputs)
-    tell("tracing the module")
     program = _export(request, inputs, dynamic, is_verbose=is_verbose)
     order = _keyword_order(program) or list(inputs)
     outputs = list(request.output_names) or _output_names(program)
@@ -101,12 +120,17 @@ def write_artifact(
         },
         "batch": BATCH if any(BATCH in sizes.values() for sizes in dynamic.values()) else None,
     }
+    return Traced(program, names)
+
+
+def write_traced(traced: Traced, path: Path, tell: Tell = _tell_nobody) -> ModelSpec:
+    """Save and read back. A refusal leaves the file system as it was."""
     # Only a whole artifact that can be served takes the name, and the place of an older one.
     unfinished = path.with_name(f".{path.name}")
     with _folder_of(path):
         try:
             tell(f"writing {path}")
-            _save(program, unfinished, names)
+            _save(traced.program, unfinished, traced.names)
             tell("reading it back as the daemon will")
             with unfinished.open("rb") as file:
                 spec = Artifact(file).plan.spec
@@ -208,11 +232,7 @@ def _export(
     is_verbose: bool,
 ) -> torch.export.ExportedProgram:
     symbols = sorted({symbol for sizes in dynamic.values() for symbol in sizes.values()})
-    dims = {}
-    for symbol in symbols:
-        default = (1, request.batch_max) if symbol == BATCH else (None, None)
-        minimum, maximum = request.sizes.get(symbol, default)
-        dims[symbol] = torch.export.Dim(symbol, min=minimum, max=maximum)
+    dims = {symbol: _dim(request, symbol) for symbol in symbols}
     shapes: dict[str, Any] = {
         name: {dimension: dims[symbol] for dimension, symbol in dynamic.get(name, {}).items()}
         for name in inputs
@@ -223,7 +243,7 @@ def _export(
     if len(positional) > named:  # torch wants the shapes of `*args` in a tuple of their own
         positional[named:] = [tuple(positional[named:])]
     quiet = nullcontext() if is_verbose else quiet_refusals()
-    with _torch_warnings_ignored(), torch.no_grad():
+    with _torch_warnings_ignored(), torch.no_grad(), recurrence_of_any_length():
         try:
             with quiet:
                 return torch.export.export(
@@ -235,6 +255,26 @@ def _export(
                 )
         except Exception as error:  # torch.export raises whatever the module or the tracer does
             raise InvalidModel(f"torch.export refused the module: {reason_of(error)}") from error
+
+
+def _dim(request: ExportRequest, symbol: str) -> Any:
+    """torch's object for a dynamic dimension; of a multiple it counts the units."""
+    default = (1, request.batch_max) if symbol == BATCH else (None, None)
+    minimum, maximum = request.sizes.get(symbol, default)
+    multiple = request.multiples.get(symbol, 1)
+    if multiple == 1:
+        return torch.export.Dim(symbol, min=minimum, max=maximum)
+    if multiple < 1 or (minimum or 0) % multiple or (maximum or 0) % multiple:
+        raise InvalidModel(
+            f"export: {symbol!r} of {minimum} to {maximum} must be a multiple of {multiple}: "
+            "so must both ends"
+        )
+    units = torch.export.Dim(
+        f"{symbol}_units",
+        min=minimum and minimum // multiple,
+        max=maximum and maximum // multiple,
+    )
+    return multiple * units
 
 
 def _keyword_order(program: torch.export.ExportedProgram) -> list[str]:

@@ -25,3 +25,16 @@ def ns_from_ms(duration_ms: float) -> int:
 def mib_from_bytes(size_bytes: int) -> float:
     """A size in MiB, for display only."""
     return size_bytes / MIB
+
+
+def format_duration(duration_ns: int) -> str:
+    """A duration for people, in the unit that suits it."""
+    if duration_ns < NS_PER_MS:
+        return f"{duration_ns / NS_PER_US:.0f} us"
+    if duration_ns < NS_PER_S:
+        return f"{duration_ns / NS_PER_MS:.2f} ms"
+    seconds = duration_ns // NS_PER_S
+    if seconds < 60:
+        return f"{duration_ns / NS_PER_S:.1f} s"
+    hours, minutes = seconds // 3600, seconds // 60 % 60
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds % 60} s"

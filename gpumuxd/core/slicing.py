@@ -30,6 +30,7 @@ from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.eligibility import Blocked
 from gpumuxd.core.launch_queue import LaunchQueue
 from gpumuxd.core.model import Model
+from gpumuxd.core.statistics import LAXITY_OF
 from gpumuxd.domain import CursorKind, PriorityClass
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
 
@@ -64,6 +65,11 @@ class Bounds:
         ]
         """For work of each class: the bounds that cover it, with their class."""
 
+    def of(self, priority_class: PriorityClass) -> int | None:
+        """The bound of one class, None where it has none."""
+        bound_ns = self.by_class[priority_class]
+        return None if bound_ns == UNBOUNDED else bound_ns
+
 
 def bounds_of(
     models: Iterable[Model],
@@ -84,7 +90,7 @@ def bounds_of(
         else:
             bound_ns = min(settings.slice_ns_max, laxity_ns(model, settings, round_trip_ns))
             if bound_ns < tightest_ns:
-                tightest_ns, origin = bound_ns, f"laxity of {model.key}"
+                tightest_ns, origin = bound_ns, f"{LAXITY_OF}{model.key}"
         rank = int(model.class_max)
         if bound_ns < by_class[rank]:
             by_class[rank] = bound_ns

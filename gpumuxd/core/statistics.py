@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from gpumuxd.domain import Bucket
 
+LAXITY_OF = "laxity of "
+"""How the origin of a bound begins that a model's SLO gave; its key follows."""
+
 
 @dataclass(frozen=True, slots=True)
 class BucketEstimate:

@@ -1,6 +1,6 @@
 """Frames to events, and snapshots to frames: one function each, no state."""
 
-from gpumuxd.core.statistics import DeviceStatistics
+from gpumuxd.core.statistics import LAXITY_OF, DeviceStatistics
 from gpumuxd.device.loading import INTERNAL_MARK
 from gpumuxd.events import RequestArrived, TenantChanged
 from gpumuxd.wire.frames import ModelFigures, SetTenant, Statistics, Submit
@@ -36,6 +36,8 @@ def tenant_changed(frame: SetTenant) -> TenantChanged:
 def statistics_frame(snapshot: DeviceStatistics) -> Statistics:
     """What the parent is told; programs that are only measured are nobody's models."""
     models = [model for model in snapshot.models if INTERNAL_MARK not in model.model]
+    origin = snapshot.bound_origin
+    bound_model = origin.removeprefix(LAXITY_OF) if origin.startswith(LAXITY_OF) else ""
     return Statistics(
         queued=snapshot.queued,
         started=snapshot.started,
@@ -54,4 +56,6 @@ def statistics_frame(snapshot: DeviceStatistics) -> Statistics:
             ModelFigures(m.model, m.queued, m.started, m.completed, m.failed)
             for m in models[:MODELS_TOLD_MAX]
         ),
+        bound_origin="laxity" if bound_model else origin,
+        bound_model=bound_model,
     )

@@ -113,6 +113,113 @@ class ModelView:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyView:
+    """What may be done with a model, as far as the tenant that asks may know: of the tenants that
+    share it only itself, and the highest class that its own requests may have."""
+
+    tenants: tuple[str, ...] | None  # None: everyone
+    class_max: PriorityClass
+    slo_ns: int | None
+    device: str | None
+    batch_max: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A kernel group, its time, and the nodes `first_node <= i < end_node` in it."""
+
+    group: int
+    device_ns: int
+    first_node: int
+    end_node: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketView:
+    """What was measured at one shape bucket, `sizes` in the order of the spec's symbols.
+
+    beyond_count   groups that take longer than the bound; at least that many if `has_more_beyond`
+    is_allowed     may a request be that large; the manifest can say less than the artifact
+    """
+
+    sizes: tuple[int, ...]
+    run_ns: int
+    longest: GroupView | None
+    beyond_count: int = 0
+    has_more_beyond: bool = False
+    is_allowed: bool = True
+
+
+class BoundOrigin(enum.StrEnum):
+    """What gives a device's bound on preemption delay, or why it has none."""
+
+    STATED = "preemption_delay_ms_max"
+    SLICE_MAX = "slice_ms_max"
+    LAXITY = "laxity"
+    NO_SLICING = "slicing"
+    NO_ORDER = "order"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundView:
+    """The bound in force on a device, None where there is none. `model` is whose SLO left that
+    laxity, if the tenant that asks may know."""
+
+    bound_ns: int | None
+    origin: BoundOrigin
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Is a model preemptible within the bound: None if there is no telling. `advice` may be
+    empty."""
+
+    is_preemptible: bool | None
+    sentence: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedView:
+    """All that is known of a version that is loaded. `notes` are sentences for people."""
+
+    platform: str
+    device: str
+    artifact_hash: str
+    spec: ModelSpec
+    batch_max: int  # rows in a request; 0: no batch dimension
+    parameter_count: int
+    weights_bytes: int
+    frame_bytes: int
+    group_count: int
+    buckets: Sequence[BucketView]
+    bound: BoundView
+    verdict: Verdict
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VersionView:
+    """One version; `policy` is None where the manifest can't be read, `loaded` if it is not."""
+
+    version: str
+    state: ModelState
+    reason: str
+    policy: PolicyView | None = None
+    loaded: LoadedView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDetail:
+    """One model, its versions newest first."""
+
+    name: str
+    versions: Sequence[VersionView]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceView:
     """A device as an operator sees it. `state` is starting, ready, lost or stopped."""
 
@@ -154,6 +261,10 @@ class NodeApi(Protocol):
 
     async def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
         """Raises UnknownModel, or ModelNotReady for one that is not loaded."""
+        ...
+
+    async def model_detail(self, tenant: Tenant, name: str, version: str) -> ModelDetail:
+        """All versions, or that one, whatever their state. Raises UnknownModel."""
         ...
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:

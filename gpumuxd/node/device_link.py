@@ -66,6 +66,7 @@ class DeviceLink:
         self._abandoned: dict[int, RequestMemory] = {}
         self._loads: dict[str, asyncio.Future[frames.ModelLoaded]] = {}
         self._unloads: dict[str, asyncio.Future[None]] = {}
+        self._statistics_asked: asyncio.Future[None] | None = None
         self._started: asyncio.Future[frames.Started] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._watch = SilenceWatch(limits, self.began_ns)
@@ -112,6 +113,19 @@ class DeviceLink:
     async def wait_ended(self) -> str:
         """Returns when the child is gone and everything it owed has failed; says why."""
         return await asyncio.shield(self._ended)
+
+    async def fresh_statistics(self) -> frames.Statistics | None:
+        """The figures of this moment, or older ones of a device that is slow to tell; None from one
+        that never did or is gone."""
+        if not self.is_alive:
+            return None
+        if self._statistics_asked is None:
+            self._statistics_asked = self._loop.create_future()
+            self._ask(frames.AskStatistics())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.statistics_interval_ns / NS_PER_S):
+                await asyncio.shield(self._statistics_asked)
+        return self.statistics if self.is_alive else None
 
     def reserve(self, call: CheckedCall, ticket: Ticket) -> RequestMemory:
         """Memory in this device's arena, inputs copied in. Raises QueueFull or DeviceLost."""
@@ -208,6 +222,7 @@ class DeviceLink:
                 self._watch.heard_pong(turns, self._clock())
             case frames.Statistics():
                 self.statistics = frame
+                self._statistics_told()
             case frames.Started():
                 if not self._started.done():
                     self._started.set_result(frame)
@@ -220,6 +235,11 @@ class DeviceLink:
                 _resolve(self._unloads.pop(model, None), None)
             case _:
                 self.kill(f"it sent a {type(frame).__name__}, which is the parent's to send")
+
+    def _statistics_told(self) -> None:
+        """Frames come in order: whatever the parent knew when it asked is older than this."""
+        asked, self._statistics_asked = self._statistics_asked, None
+        _resolve(asked, None)
 
     def _handle_finished(self, frame: frames.Finished) -> None:
         memory = self._abandoned.pop(frame.request_id, None)
@@ -250,6 +270,7 @@ class DeviceLink:
 
     def _settle(self, message: str) -> None:
         """Fail all that the child owed. It was reaped, so nothing can touch its memory."""
+        self._statistics_told()
         self.requests_lost = len(self._requests)
         for request in self._requests.values():
             _fail(request, DeviceLost(message))

@@ -9,6 +9,7 @@ import hmac
 from collections.abc import Sequence
 
 from gpumuxd.domain import PriorityClass
+from gpumuxd.models.manifest import Manifest
 from gpumuxd.node.api import Tenant
 from gpumuxd.node.settings import TenantSettings
 
@@ -49,6 +50,12 @@ class TenantDirectory:
             ):
                 found = entry.tenant
         return found
+
+    def class_max_of(self, manifest: Manifest) -> PriorityClass:
+        """The highest class that any request for a model with this manifest may have."""
+        permitted = manifest.tenants
+        class_max = self.class_max(None if permitted is None else frozenset(permitted))
+        return class_max if manifest.priority_max is None else min(class_max, manifest.priority_max)
 
     def class_max(self, permitted: frozenset[str] | None) -> PriorityClass:
         """The highest class that any of these tenants may ask for (None: all tenants)."""

@@ -7,6 +7,7 @@ the launch is wrong, or None. They know the world as it was before the launch.
 from collections.abc import Callable
 from typing import Protocol
 
+from gpumuxd.core.statistics import LAXITY_OF
 from gpumuxd.domain import CursorKind, PriorityClass, Slice
 from gpumuxd.settings import Order, Slicing
 from gpumuxd.testing.seen import Bounds
@@ -191,7 +192,7 @@ class LaunchCheck:
         bounds_ns = [ceiling_ns if one in reached else None for one in PriorityClass]
         if stated_ns is None and any(model.ready.slo_ns is not None for model in models):
             told = self._statistics()
-            tightest = self._world.models.get(told.bound_origin.removeprefix("laxity of "))
+            tightest = self._world.models.get(told.bound_origin.removeprefix(LAXITY_OF))
             if tightest is not None:
                 bounds_ns[tightest.ready.class_max] = told.bound_ns
         return tuple(bounds_ns)

@@ -145,8 +145,21 @@ class Finished(Frame, frozen=True):
     outputs: tuple[Block, ...]
 
 
+class LongGroup(msgspec.Struct, frozen=True, array_like=True):
+    """One kernel group of a program, its time, and the nodes `first_node <= i < end_node` in it."""
+
+    group: int
+    device_ns: int
+    first_node: int
+    end_node: int
+
+
 class ModelLoaded(Frame, frozen=True):
-    """The model serves from now on, with what the profiler found."""
+    """The model serves from now on, with what the profiler found.
+
+    `longest_groups` has for each bucket of `run_ns`, in its order, the longest groups, the longest
+    first: all of them, or as many as one frame has room for.
+    """
 
     model: str
     group_count: int
@@ -155,6 +168,7 @@ class ModelLoaded(Frame, frozen=True):
     weights_bytes: int
     frame_bytes: int
     profile_was_cached: bool
+    longest_groups: tuple[tuple[LongGroup, ...], ...] = ()
 
 
 class ModelFailed(Frame, frozen=True):
@@ -190,7 +204,11 @@ class ModelFigures(msgspec.Struct, frozen=True):
 
 
 class Statistics(Frame, frozen=True):
-    """A snapshot of the device scheduler, for people and placement."""
+    """A snapshot of the device scheduler, for people and placement.
+
+    `bound_origin` names what gave `bound_ns`: `laxity`, and then `bound_model` is the key of the
+    model with that SLO; or the setting that did; or why there is no bound.
+    """
 
     queued: int
     started: int
@@ -206,6 +224,8 @@ class Statistics(Frame, frozen=True):
     window: int
     device_busy_ns: int
     models: tuple[ModelFigures, ...] = ()
+    bound_origin: str = ""
+    bound_model: str = ""
 
 
 # Parent and loader
@@ -215,6 +235,7 @@ class Read(Frame, frozen=True):
     """Read and validate this artifact. One descriptor beside it: the artifact, opened read-only."""
 
     model_bytes_max: int
+    artifact_format: str = "pt2"
 
 
 class ReadDone(Frame, frozen=True):

@@ -1,0 +1,168 @@
+"""Is a model preemptible within the bound of its device, and if not, why and what would help.
+
+A device is not preempted inside a kernel group, so it is the longest group of a shape bucket that
+decides, against the tightest bound that covers work of the lowest class. Pure: figures in, words
+out. It must not know links or tenants.
+"""
+
+from collections.abc import Callable, Sequence
+
+from gpumuxd.models.spec import ModelSpec
+from gpumuxd.node.api import BoundOrigin, BoundView, BucketView, GroupView, Verdict
+from gpumuxd.settings import Order, SchedulerSettings, Slicing
+from gpumuxd.units import format_duration
+from gpumuxd.wire.frames import Statistics
+
+SIZES_NAMED_MAX = 3
+"""In one sentence."""
+
+_ORIGINS = {
+    "preemption_delay_ns_max": BoundOrigin.STATED,
+    "slice_ns_max": BoundOrigin.SLICE_MAX,
+    "laxity": BoundOrigin.LAXITY,
+}
+"""The words of a Statistics frame; others are no bound that is known here."""
+
+
+def bound_of(
+    settings: SchedulerSettings,
+    statistics: Statistics | None,
+    name_of: Callable[[str], str],
+) -> BoundView:
+    """The bound in force on a device. `name_of` tells of a model's key whose it is, "" where that
+    may not be told."""
+    if settings.order is Order.FIFO:
+        return BoundView(None, BoundOrigin.NO_ORDER)
+    if settings.slicing is Slicing.NONE:
+        return BoundView(None, BoundOrigin.NO_SLICING)
+    origin = _ORIGINS.get(statistics.bound_origin) if statistics is not None else None
+    if statistics is None or origin is None:
+        return BoundView(None, BoundOrigin.UNKNOWN)
+    model = name_of(statistics.bound_model) if origin is BoundOrigin.LAXITY else ""
+    return BoundView(statistics.bound_ns, origin, model)
+
+
+def verdict(
+    spec: ModelSpec, buckets: Sequence[BucketView], bound: BoundView, device: str
+) -> Verdict:
+    """The plain sentence, and advice where it is a no."""
+    allowed = [bucket for bucket in buckets if bucket.is_allowed] or list(buckets)
+    if bound.bound_ns is None or not allowed:
+        return _unbounded(allowed, bound, device)
+    limit_ns = bound.bound_ns
+    late = [each for each in allowed if _longest_ns(each) > limit_ns]
+    limit = format_duration(limit_ns)
+    if not late:
+        everywhere = " at every profiled size" if spec.symbols else ""
+        return Verdict(True, f"Preemptible within the bound of {limit}{everywhere}.")
+    worst = max(late, key=_longest_ns)
+    assert worst.longest is not None, "what is late has a longest group"
+    where, who = _where(spec, allowed, late)
+    takes_ns = worst.longest.device_ns
+    takes = format_duration(takes_ns)
+    at_worst = f" at {sizes_text(spec, worst.sizes, allowed)}" if len(late) > 1 else ""
+    return Verdict(
+        False,
+        f"Not {where}: its longest group ({nodes_text(worst.longest)}) takes {takes}{at_worst}, "
+        f"{format_duration(takes_ns - limit_ns)} beyond the bound of {limit}; {who} can delay "
+        f"urgent work by {takes}.",
+        _advice(spec, allowed, late, worst.longest, bound),
+    )
+
+
+def nodes_text(group: GroupView) -> str:
+    """Which nodes of the graph a group is made of, the last one included."""
+    last = group.end_node - 1
+    return f"node {last}" if last == group.first_node else f"nodes {group.first_node} .. {last}"
+
+
+def sizes_text(spec: ModelSpec, sizes: Sequence[int], among: Sequence[BucketView]) -> str:
+    """A bucket for people: the sizes in which it differs from the others."""
+    named = [
+        f"{symbol.name} {sizes[index]}"
+        for index, symbol in enumerate(spec.symbols)
+        if len({each.sizes[index] for each in among}) > 1 or len(among) == 1
+    ]
+    return ", ".join(named)
+
+
+def _unbounded(buckets: Sequence[BucketView], bound: BoundView, device: str) -> Verdict:
+    match bound.origin:
+        case BoundOrigin.NO_ORDER:
+            return Verdict(
+                False, f"Never preempted: with order = fifo nothing is ordered ahead on {device}."
+            )
+        case BoundOrigin.NO_SLICING:
+            longest_ns = max((each.run_ns for each in buckets), default=0)
+            return Verdict(
+                False,
+                "Not preemptible: with slicing = none a whole inference is launched at once on "
+                f"{device}, up to {format_duration(longest_ns)} of this model.",
+            )
+    return Verdict(None, f"Not known at this moment: {device} has not told its bound. Ask again.")
+
+
+def _longest_ns(bucket: BucketView) -> int:
+    return bucket.longest.device_ns if bucket.longest is not None else 0
+
+
+def _where(
+    spec: ModelSpec, allowed: Sequence[BucketView], late: Sequence[BucketView]
+) -> tuple[str, str]:
+    """At which sizes it is late, and who asks for those."""
+    if len(late) == len(allowed):
+        if not spec.symbols:
+            return "preemptible within the bound", "any request for it"
+        return "at any profiled size", "any request for it"
+    first = _late_from_batch(spec, allowed, late)
+    if first is not None:
+        return f"at batch {first} and more", "a request of that size"
+    named = [sizes_text(spec, each.sizes, allowed) for each in late[:SIZES_NAMED_MAX]]
+    if len(late) > len(named):
+        named.append(f"{len(late) - len(named)} more")
+    return f"at {'; '.join(named)}", "a request of such a size"
+
+
+def batch_index(spec: ModelSpec) -> int | None:
+    """The place of the batch in a bucket."""
+    names = [symbol.name for symbol in spec.symbols]
+    return names.index(spec.batch_symbol) if spec.batch_symbol in names else None
+
+
+def _late_from_batch(
+    spec: ModelSpec, allowed: Sequence[BucketView], late: Sequence[BucketView]
+) -> int | None:
+    """The batch from which on all is late, if all below is in time."""
+    index = batch_index(spec)
+    if index is None:
+        return None
+    first = min(each.sizes[index] for each in late)
+    is_late = [each in late for each in allowed]
+    is_large = [each.sizes[index] >= first for each in allowed]
+    return first if is_late == is_large else None
+
+
+def _advice(
+    spec: ModelSpec,
+    allowed: Sequence[BucketView],
+    late: Sequence[BucketView],
+    longest: GroupView,
+    bound: BoundView,
+) -> str:
+    choices = []
+    index, first = batch_index(spec), _late_from_batch(spec, allowed, late)
+    if index is not None and first is not None:
+        fitting = [each.sizes[index] for each in allowed if each.sizes[index] < first]
+        if fitting:
+            choices.append(f"set batch_max = {max(fitting)} in model.toml")
+    if longest.end_node - longest.first_node > 1:
+        choices.append("lower group_target_ms, so that groups are cut shorter")
+    match bound.origin:
+        case BoundOrigin.LAXITY:
+            choices.append(f"raise slo_ms of {bound.model or 'the model that sets the bound'}")
+        case origin:
+            choices.append(f"raise {origin}")
+    # A single node is an operator: nothing cuts it.
+    why = "" if len(choices) > 1 else "That group is one operator, which can't be cut: "
+    text = f"{why}{', or '.join(choices)}."
+    return text if why else text[0].upper() + text[1:]

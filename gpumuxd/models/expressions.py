@@ -4,26 +4,53 @@ torch writes sizes as sympy's `srepr`: `Add(FloorDiv(Symbol('s27', integer=True)
 Integer(1))`. torch itself gives that text to sympy, which evaluates it as Python; here it is parsed
 with `ast`, which evaluates nothing, and only the calls listed below mean anything.
 
-Invariant: what comes out holds integers, symbol names and the operators of `spec.OPERATORS`.
+Invariant: what comes out holds numbers, symbol names and the operators of `arithmetic.ARITY`.
 """
 
 import ast
+import re
+from collections.abc import Sequence
 
 from gpumuxd.errors import InvalidModel
+from gpumuxd.models.arithmetic import ARITY
 from gpumuxd.models.limits import ReadLimits
-from gpumuxd.models.spec import OPERATORS
 
-Tokens = list[int | str]
+Tokens = list[int | float | str]
 
-_FOLDED = {"Add": "+", "Mul": "*", "Max": "max", "Min": "min"}
+_FOLDED = {"Add": "+", "Mul": "*", "Max": "max", "Min": "min", "And": "and", "Or": "or"}
 """Calls of any number of arguments, folded from the left."""
 
-_BINARY = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%"}
+_CALLS: dict[str, str] = {
+    "FloorDiv": "//",
+    "CleanDiv": "//",
+    "IntTrueDiv": "/",
+    "FloatTrueDiv": "/",
+    "Mod": "%",
+    "PythonMod": "%",
+    "Pow": "**",
+    "PowByNatural": "**",
+    "FloatPow": "**",
+    "ToFloat": "float",
+    "TruncToInt": "trunc",
+    "FloorToInt": "floor",
+    "CeilToInt": "ceil",
+    "RoundToInt": "round",
+    "OpaqueUnaryFn_sqrt": "sqrt",
+    "Not": "not",
+    "Equality": "==",
+    "Unequality": "!=",
+    "StrictLessThan": "<",
+    "LessThan": "<=",
+    "StrictGreaterThan": ">",
+    "GreaterThan": ">=",
+    "Where": "if",
+}
+"""Calls with as many arguments as the operator has operands."""
 
-_POWER_MAX = 4
+_FLOAT = re.compile(r"-?[0-9]{1,40}(\.[0-9]{0,40})?(e[+-]?[0-9]{1,3})?", re.ASCII)
 
 
-def parse(text: str, limits: ReadLimits) -> tuple[int | str, ...]:
+def parse(text: str, limits: ReadLimits) -> tuple[int | float | str, ...]:
     """The postfix form of an expression. Raises InvalidModel for anything not listed."""
     if len(text) > limits.expression_chars_max:
         raise InvalidModel(
@@ -41,70 +68,98 @@ def parse(text: str, limits: ReadLimits) -> tuple[int | str, ...]:
 
 
 def _tokens(node: ast.expr, tokens_max: int) -> Tokens:
+    if isinstance(node, ast.Name) and node.id in ("true", "false"):
+        return [int(node.id == "true")]
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         raise InvalidModel(f"shape expression: expected a call, got {_shortened(ast.dump(node))}")
     name, arguments = node.func.id, node.args
     match name:
         case "Integer":
-            return [_literal(arguments, int)]
+            return [_integer(arguments)]
+        case "Float":
+            return [_float(arguments)]
         case "Symbol":
-            return [_symbol(_literal(arguments, str))]
-        case "Pow":
-            return _power(arguments, tokens_max)
+            return [_symbol(arguments)]
+        case "Piecewise" if arguments:
+            return _piecewise(arguments, tokens_max)
         case _ if name in _FOLDED and arguments:
             return _folded(_FOLDED[name], arguments, tokens_max)
-        case _ if name in _BINARY and len(arguments) == 2:
-            return _folded(_BINARY[name], arguments, tokens_max)
-    known = ", ".join(["Integer", "Symbol", "Pow", *_FOLDED, *_BINARY])
+        case _ if name in _CALLS and len(arguments) == ARITY[_CALLS[name]]:
+            return _joined(arguments, _CALLS[name], tokens_max)
+    known = ", ".join(["Integer", "Float", "Symbol", "Piecewise", *_FOLDED, *_CALLS])
     raise InvalidModel(
-        f"shape expression: {name} with {len(arguments)} arguments is not allowed "
+        f"shape expression: {name[:40]} with {len(arguments)} arguments is not allowed "
         f"(allowed: {known})"
     )
 
 
-def _folded(operator: str, arguments: list[ast.expr], tokens_max: int) -> Tokens:
+def _joined(arguments: Sequence[ast.expr], operator: str, tokens_max: int) -> Tokens:
+    tokens: Tokens = []
+    for argument in arguments:
+        tokens += _tokens(argument, tokens_max)
+        _check_length(tokens, tokens_max)
+    return [*tokens, operator]
+
+
+def _folded(operator: str, arguments: Sequence[ast.expr], tokens_max: int) -> Tokens:
     tokens = _tokens(arguments[0], tokens_max)
     for argument in arguments[1:]:
         tokens += [*_tokens(argument, tokens_max), operator]
-        if len(tokens) > tokens_max:
-            raise InvalidModel("shape expression has too many terms")
+        _check_length(tokens, tokens_max)
     return tokens
 
 
-def _power(arguments: list[ast.expr], tokens_max: int) -> Tokens:
-    """A power is a product: postfix has no operator for it, and exponents are small."""
-    if len(arguments) == 2:
-        base, exponent = _tokens(arguments[0], tokens_max), _tokens(arguments[1], tokens_max)
-        if len(exponent) == 1 and isinstance(exponent[0], int) and 1 <= exponent[0] <= _POWER_MAX:
-            if len(base) * exponent[0] > tokens_max:
-                raise InvalidModel("shape expression has too many terms")
-            tokens = list(base)
-            for _ in range(exponent[0] - 1):
-                tokens += [*base, "*"]
-            return tokens
-    raise InvalidModel(f"shape expression: a power must have an exponent of 1 to {_POWER_MAX}")
+def _piecewise(pairs: Sequence[ast.expr], tokens_max: int) -> Tokens:
+    """`Piecewise((a, x), (b, y), (c, true))` is: if x then a else (if y then b else c)."""
+    *conditional, (otherwise, always) = [_pair(pair) for pair in pairs]
+    if not (isinstance(always, ast.Name) and always.id == "true"):
+        raise InvalidModel("shape expression: the last case of Piecewise must be true")
+    tokens: Tokens = []
+    for value, condition in conditional:
+        tokens += [*_tokens(condition, tokens_max), *_tokens(value, tokens_max)]
+        _check_length(tokens, tokens_max)
+    return [*tokens, *_tokens(otherwise, tokens_max), *["if"] * len(conditional)]
 
 
-def _literal(arguments: list[ast.expr], kind: type) -> int | str:  # sign comes as a unary minus
-    if len(arguments) == 1:
-        argument, sign = arguments[0], 1
-        if isinstance(argument, ast.UnaryOp) and isinstance(argument.op, ast.USub):
-            argument, sign = argument.operand, -1
-        if isinstance(argument, ast.Constant) and type(argument.value) is kind:
-            value = argument.value
-            if isinstance(value, int) and abs(value) < 1 << 63:
-                return sign * value
-            if isinstance(value, str) and sign == 1:
-                return value
-    raise InvalidModel(f"shape expression: expected one literal of type {kind.__name__}")
+def _pair(node: ast.expr) -> tuple[ast.expr, ast.expr]:
+    match node:
+        case ast.Call(func=ast.Name(id="ExprCondPair"), args=[value, condition]):
+            return value, condition
+    raise InvalidModel("shape expression: Piecewise takes pairs of a value and a condition")
 
 
-def _symbol(name: int | str) -> str:
-    if not (isinstance(name, str) and name.isascii() and name.isidentifier() and len(name) <= 64):
-        raise InvalidModel(f"shape expression: {_shortened(str(name))} is not a symbol's name")
-    if name in OPERATORS:
-        raise InvalidModel(f"shape expression: a symbol can't be named {name!r}")
-    return name
+def _check_length(tokens: Tokens, tokens_max: int) -> None:
+    if len(tokens) > tokens_max:
+        raise InvalidModel("shape expression has too many terms")
+
+
+def _integer(arguments: Sequence[ast.expr]) -> int:  # a sign comes as a unary minus
+    match arguments:
+        case [ast.Constant(value=value)] if type(value) is int and value < 1 << 63:
+            return value
+        case [ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value))] if (
+            type(value) is int and value <= 1 << 63
+        ):
+            return -value
+    raise InvalidModel("shape expression: Integer takes one literal of 64 bits")
+
+
+def _float(arguments: Sequence[ast.expr]) -> float:
+    match arguments:
+        case [ast.Constant(value=str() as text)] if _FLOAT.fullmatch(text):
+            return float(text)
+    raise InvalidModel("shape expression: Float takes the text of one number")
+
+
+def _symbol(arguments: Sequence[ast.expr]) -> str:
+    match arguments:
+        case [ast.Constant(value=str() as name)]:
+            if not (name.isascii() and name.isidentifier() and len(name) <= 64):
+                raise InvalidModel(f"shape expression: {_shortened(name)} is not a symbol's name")
+            if name in ARITY:
+                raise InvalidModel(f"shape expression: a symbol can't be named {name!r}")
+            return name
+    raise InvalidModel("shape expression: Symbol takes one name")
 
 
 def _shortened(text: str) -> str:

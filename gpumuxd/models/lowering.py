@@ -14,11 +14,13 @@ from dataclasses import dataclass
 
 from gpumuxd.errors import InvalidModel
 from gpumuxd.models import schema
+from gpumuxd.models.arithmetic import ARITY, Number
 from gpumuxd.models.limits import ReadLimits
 from gpumuxd.models.operators import (
     ATEN_PREFIX,
     DROPPED,
     INTEGER_OPERATORS,
+    SCALAR_OPERATORS,
     Effect,
     RequiredArgument,
     allow_list,
@@ -43,6 +45,10 @@ _MEMORY_FORMATS = {
     3: "channels_last_3d",
     4: "preserve_format",
 }
+_NUMBER_KINDS = frozenset(
+    {"as_bool", "as_int", "as_float", "as_sym_bool", "as_sym_int", "as_sym_float"}
+)
+_NUMBER_TYPES = {"as_sym_int": "INT64", "as_sym_bool": "BOOL", "as_sym_float": "FP64"}
 _FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 WeightSource = Callable[[], int]
@@ -67,6 +73,7 @@ class Lowering:
         self._limits = limits
         self._values: dict[str, Slot | Weight] = {}
         self._shared: set[Slot | Weight] = set()
+        self._numbers: dict[Slot, str] = {}
         self._weight_sources: dict[str, WeightSource] = {}
         self._calls: list[_Call] = []
         self.slot_count = 0
@@ -88,6 +95,8 @@ class Lowering:
             raise InvalidModel(f"{where}: {len(node.inputs)} arguments (arguments_max)")
         operator, effect = _allowed(node.target)
         arguments, keywords = self._arguments(node.inputs, where)
+        if operator in SCALAR_OPERATORS:
+            self._check_numbers(SCALAR_OPERATORS[operator], arguments, keywords, where)
         required = allow_list().required.get(operator.removeprefix("aten."))
         if required is not None:
             _check_required(required, arguments, dict(keywords), where)
@@ -104,6 +113,38 @@ class Lowering:
         if name not in self._values:
             raise InvalidModel(f"{where} reads {name[:80]!r}, which nothing before it defines")
         return self._values[name]
+
+    def number(self, argument: schema.Argument, where: str) -> tuple[Slot | Number, str] | None:
+        """A number, literal or computed, and its datatype. None for anything else."""
+        kind, _ = schema.variant(argument, where)
+        if kind not in _NUMBER_KINDS:
+            return None
+        value = self._argument(argument, where)
+        assert isinstance(value, Slot | bool | int | float), "of these kinds are numbers only"
+        datatype = self._number_type(value)
+        assert datatype is not None, "names of these kinds were checked"
+        return value, datatype
+
+    def add_tensor_of(self, number: Slot | Number) -> Slot:
+        """A tensor without dimensions that holds a number: requests are answered with tensors."""
+        datatype = self._number_type(number)
+        assert datatype is not None, "tensors are no numbers"
+        slot = Slot(self.slot_count)
+        self.slot_count += 1
+        keywords = (("dtype", Constant("dtype", datatype)),)
+        call = _Call("aten.scalar_tensor.default", (number,), keywords, (slot.index,), False)
+        self._calls.append(call)
+        return slot
+
+    def _number_type(self, value: Slot | Number) -> str | None:
+        match value:
+            case bool():
+                return "BOOL"
+            case int():
+                return "INT64"
+            case float():
+                return "FP64"
+        return self._numbers.get(value)
 
     def finish(self, outputs: Iterable[Slot | Weight]) -> tuple[Node, ...]:
         """All nodes, with the results that nobody reads dropped and last uses marked."""
@@ -168,13 +209,13 @@ class Lowering:
                 return self.read(value.name, where)
             case "as_optional_tensor":
                 return self._optional(value, where)
-            case "as_sym_int" | "as_sym_bool":
+            case "as_sym_int" | "as_sym_bool" | "as_sym_float":
                 return self._symbolic(value, where)
             case "as_tensors":
                 return self._many([self.read(item.name, where) for item in value], where)
             case "as_optional_tensors":
                 return self._many([self._optional(item, where) for item in value], where)
-            case "as_sym_ints":
+            case "as_sym_ints" | "as_sym_floats":
                 return self._many([self._symbolic(item, where) for item in value], where)
             case "as_floats":
                 return self._many([_float(item, where) for item in value], where)
@@ -195,13 +236,40 @@ class Lowering:
     def _optional(self, value: schema.OptionalTensorArgument, where: str) -> Item:
         return None if value.as_tensor is None else self.read(value.as_tensor.name, where)
 
-    def _symbolic(self, value: schema.SymIntArgument | schema.SymBoolArgument, where: str) -> Item:
+    def _symbolic(
+        self,
+        value: schema.SymIntArgument | schema.SymBoolArgument | schema.SymFloatArgument,
+        where: str,
+    ) -> Slot | Number:
         if value.as_name is not None:
-            return self.read(value.as_name, where)
-        literal = value.as_int if isinstance(value, schema.SymIntArgument) else value.as_bool
-        if literal is None:
-            raise InvalidModel(f"{where}: expected a name or a literal")
-        return literal
+            operand = self.read(value.as_name, where)
+            if not isinstance(operand, Slot) or operand not in self._numbers:
+                raise InvalidModel(f"{where}: {value.as_name[:80]!r} is no number")
+            return operand
+        match value:
+            case schema.SymIntArgument(as_int=int() as literal):
+                return literal
+            case schema.SymBoolArgument(as_bool=bool() as truth):
+                return truth
+            case schema.SymFloatArgument(as_float=float() | str() as number):
+                return _float(number, where)
+        raise InvalidModel(f"{where}: expected a name or a literal")
+
+    def _check_numbers(
+        self,
+        operator: str,
+        arguments: tuple[Argument, ...],
+        keywords: tuple[tuple[str, Argument], ...],
+        where: str,
+    ) -> None:
+        """Arithmetic on numbers takes numbers: a list times an integer is a long list."""
+        is_number = [
+            isinstance(argument, Slot | bool | int | float)
+            and self._number_type(argument) is not None
+            for argument in arguments
+        ]
+        if keywords or not all(is_number) or len(arguments) != ARITY[operator]:
+            raise InvalidModel(f"{where}: expected {ARITY[operator]} numbers")
 
     def _check_effect(
         self,
@@ -217,7 +285,7 @@ class Lowering:
             if arguments[0] in self._shared:
                 raise InvalidModel(
                     f"{where} writes in place to a weight, buffer or input: a request would "
-                    "change what the next one sees (clone it first)"
+                    "change what the next one sees (clone it first, or pass state in and out)"
                 )
             return False
         node = Node("", arguments, keywords, (), False, ())
@@ -241,11 +309,14 @@ class Lowering:
         match kind, value:
             case "as_tensor", schema.TensorArgument(name=name):
                 return self._define(name, is_shared)
-            case "as_sym_int" | "as_sym_bool", (
+            case "as_sym_int" | "as_sym_bool" | "as_sym_float", (
                 schema.SymIntArgument(as_name=str() as name)
                 | schema.SymBoolArgument(as_name=str() as name)
+                | schema.SymFloatArgument(as_name=str() as name)
             ):
-                return self._define(name, is_shared=False)
+                slot = self._define(name, is_shared=False)
+                self._numbers[Slot(slot)] = _NUMBER_TYPES[kind]
+                return slot
             case "as_none", _:
                 return None
         raise InvalidModel(f"{where}: a result of kind {kind} is not supported")
@@ -262,6 +333,9 @@ def _allowed(target: str) -> tuple[str, Effect]:
     name = target.removeprefix(ATEN_PREFIX)
     effect = allow_list().effects.get(name) if target.startswith(ATEN_PREFIX) else None
     if effect is None:
+        reason = allow_list().refused.get(name)
+        if reason is not None:
+            raise InvalidModel(f"operator {target[:120]!r} is not allowed: {reason}")
         raise InvalidModel(
             f"operator {target[:120]!r} is not allowed (see gpumuxd/models/allowed_operators.toml)"
         )

@@ -1,8 +1,8 @@
 """Which operators an artifact may use, and what each does to memory. Data, and how to ask it.
 
-The list is `allowed_operators.toml`, with a reason for every group. Integers that depend on sizes
-(`x.shape[1] // 2`) are computed by our own code from the names in `INTEGER_OPERATORS`, never by a
-tensor library.
+The list is `allowed_operators.toml`, with a reason for every group. Numbers that depend on sizes
+(`x.shape[1] // 2`) are computed by our own code (`arithmetic.py`) from the names in
+`INTEGER_OPERATORS`, never by a tensor library.
 
 It must not know torch: names are looked up in `programs/`.
 """
@@ -37,10 +37,12 @@ class RequiredArgument:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """The whole list, by aten name (`"add.Tensor"`)."""
+    """The whole list, by aten name (`"add.Tensor"`). `refused` says of some operators that people
+    do meet why they can't be allowed, and what to write instead."""
 
     effects: Mapping[str, Effect]
     required: Mapping[str, RequiredArgument]
+    refused: Mapping[str, str]
 
 
 INTEGER_OPERATORS: Mapping[str, str] = {
@@ -49,9 +51,14 @@ INTEGER_OPERATORS: Mapping[str, str] = {
     "_operator.add": "int.add",
     "_operator.sub": "int.sub",
     "_operator.mul": "int.mul",
+    "_operator.truediv": "int.truediv",
     "_operator.floordiv": "int.floordiv",
     "_operator.mod": "int.mod",
+    "_operator.pow": "int.pow",
+    "_operator.lshift": "int.lshift",
+    "_operator.rshift": "int.rshift",
     "_operator.neg": "int.neg",
+    "_operator.pos": "int.pos",
     "_operator.eq": "int.eq",
     "_operator.ne": "int.ne",
     "_operator.lt": "int.lt",
@@ -60,11 +67,49 @@ INTEGER_OPERATORS: Mapping[str, str] = {
     "_operator.ge": "int.ge",
     "_operator.and_": "int.and",
     "_operator.or_": "int.or",
+    "math.trunc": "int.trunc",
+    "torch.sym_float": "int.float",
+    "torch.sym_int": "int.trunc",
+    "torch.sym_ite": "int.if",
     "torch.sym_max": "int.max",
     "torch.sym_min": "int.min",
     "torch.sym_not": "int.not",
+    "torch._sym_sqrt": "int.sqrt",
 }
-"""Archive name to plan name. No power: repeated, it makes integers of any length."""
+"""Archive name to plan name: all that torch.export writes of numbers (its `_SYM_OPS`)."""
+
+SCALAR_OPERATORS: Mapping[str, str] = {
+    "int.add": "+",
+    "int.sub": "-",
+    "int.mul": "*",
+    "int.truediv": "/",
+    "int.floordiv": "//",
+    "int.mod": "%",
+    "int.pow": "**",
+    "int.lshift": "<<",
+    "int.rshift": ">>",
+    "int.neg": "neg",
+    "int.pos": "pos",
+    "int.eq": "==",
+    "int.ne": "!=",
+    "int.lt": "<",
+    "int.le": "<=",
+    "int.gt": ">",
+    "int.ge": ">=",
+    "int.and": "and",
+    "int.or": "or",
+    "int.not": "not",
+    "int.trunc": "trunc",
+    "int.float": "float",
+    "int.sqrt": "sqrt",
+    "int.if": "if",
+    "int.max": "max",
+    "int.min": "min",
+}
+"""Plan name to the operator of `arithmetic.py`: numbers in, a number out."""
+
+SIZE_OPERATORS = frozenset({"int.size", "int.numel"})
+"""Plan names of what is asked of a tensor."""
 
 DROPPED = frozenset({"torch.ops.aten._assert_tensor_metadata.default"})
 """Checks of types that follow from the checks of the inputs, which the daemon makes itself."""
@@ -90,11 +135,13 @@ def allow_list() -> AllowList:
         )
         for entry in data["required"]
     }
-    return AllowList(effects, required)
+    refused = {name: group["reason"] for group in data["refused"] for name in group["operators"]}
+    assert not refused.keys() & effects.keys(), "an operator is allowed or refused"
+    return AllowList(effects, required, refused)
 
 
 def is_allowed(plan_name: str) -> bool:
     """May a plan hold this operator? For the device child, which does not trust its loader."""
     if plan_name.startswith("aten."):
         return plan_name.removeprefix("aten.") in allow_list().effects
-    return plan_name in INTEGER_OPERATORS.values()
+    return plan_name in SCALAR_OPERATORS or plan_name in SIZE_OPERATORS

@@ -18,7 +18,7 @@ from gpumuxd.models import schema
 from gpumuxd.models.archive import GRAPH_MEMBER, Archive, Sink
 from gpumuxd.models.limits import DEFAULT_LIMITS, ReadLimits
 from gpumuxd.models.lowering import Lowering
-from gpumuxd.models.signature import read_signature
+from gpumuxd.models.signature import ScalarOutput, read_signature
 from gpumuxd.models.weights import WeightImage
 
 NAMES_FILE = "gpumuxd.json"
@@ -52,11 +52,13 @@ def _read_program(archive: Archive, limits: ReadLimits) -> schema.ExportedProgra
             f"{GRAPH_MEMBER!r} is missing: expected one program, saved by torch.export.save"
         )
     data = archive.read(GRAPH_MEMBER, limits.graph_bytes_max)
-    version = schema.decode(data, schema.VersionOnly, GRAPH_MEMBER).schema_version
+    versions = schema.decode(data, schema.VersionOnly, GRAPH_MEMBER)
+    version = versions.schema_version
     if version.major != schema.SCHEMA_MAJOR:
         raise InvalidModel(
             f"torch.export schema: expected {schema.SCHEMA_MAJOR}.x, "
-            f"got {version.major}.{version.minor} (export it with the torch of this daemon)"
+            f"got {version.major}.{version.minor}, written by torch {versions.torch_version[:40]} "
+            "(export it again with the torch of this daemon, or any from 2.9 to 2.14)"
         )
     return schema.decode(data, schema.ExportedProgram, GRAPH_MEMBER)
 
@@ -79,8 +81,7 @@ def _read_plan(
     inputs = _declare_inputs(program.graph_module.signature, lowering, weights)
     for node in graph.nodes:
         lowering.add_node(node)
-    outputs = _output_names(program.graph_module.signature)
-    operands = tuple(lowering.read(name, "the output") for name in outputs)
+    outputs, operands = _outputs(program.graph_module.signature, lowering)
     signature = read_signature(program, inputs, outputs, names, limits)
     nodes = lowering.finish(operands)
     if not nodes:
@@ -127,8 +128,12 @@ def _declare_inputs(
     return user_inputs
 
 
-def _output_names(signature: schema.Signature) -> list[str]:
-    names: list[str] = []
+def _outputs(
+    signature: schema.Signature, lowering: Lowering
+) -> tuple[list[str | ScalarOutput], tuple[plans.Slot | plans.Weight, ...]]:
+    """The user's outputs, by their name in the graph or their type, and where they lie."""
+    outputs: list[str | ScalarOutput] = []
+    operands: list[plans.Slot | plans.Weight] = []
     for spec in signature.output_specs:
         kind, value = schema.variant(spec, "graph output")
         if kind != "user_output":
@@ -136,9 +141,19 @@ def _output_names(signature: schema.Signature) -> list[str]:
                 f"graph output of kind {kind}: a model must not change its weights, buffers or "
                 "inputs (pass state in and out instead)"
             )
-        if value.arg.as_none is not True:
-            names.append(_tensor_name(value.arg, "output"))
-    return names
+        match schema.variant(value.arg, "output"):
+            case "as_none", _:
+                continue
+            case "as_tensor", schema.TensorArgument(name=name):
+                outputs.append(name)
+                operands.append(lowering.read(name, "the output"))
+            case kind, _:
+                number = lowering.number(value.arg, "the output")
+                if number is None:
+                    raise InvalidModel(f"an output must be a tensor or a number, got {kind}")
+                outputs.append(ScalarOutput(number[1]))
+                operands.append(lowering.add_tensor_of(number[0]))
+    return outputs, tuple(operands)
 
 
 def _tensor_name(argument: schema.Argument, what: str) -> str:

@@ -16,7 +16,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from gpumuxd.errors import InvalidModel
 
 SCHEMA_MAJOR = 8
-"""torch raises it with every breaking change; minor versions only add (torch 2.13 writes 8.20)."""
+"""torch raises it with every breaking change; minor versions only add. torch 2.9 writes 8.14, 2.10
+writes 8.15, 2.13 and 2.14 write 8.20; archives of each are among the tests."""
 
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Float = float | str
@@ -34,6 +35,13 @@ class SymIntArgument(Struct, frozen=True):
 
     as_name: str | None = None
     as_int: Int64 | None = None
+
+
+class SymFloatArgument(Struct, frozen=True):
+    """A float that depends on sizes."""
+
+    as_name: str | None = None
+    as_float: Float | None = None
 
 
 class SymBoolArgument(Struct, frozen=True):
@@ -70,6 +78,8 @@ class Argument(Struct, frozen=True):
     as_string: str | UnsetType = UNSET
     as_sym_int: SymIntArgument | UnsetType = UNSET
     as_sym_ints: list[SymIntArgument] | UnsetType = UNSET
+    as_sym_float: SymFloatArgument | UnsetType = UNSET
+    as_sym_floats: list[SymFloatArgument] | UnsetType = UNSET
     as_scalar_type: int | UnsetType = UNSET
     as_memory_format: int | UnsetType = UNSET
     as_layout: int | UnsetType = UNSET
@@ -234,9 +244,10 @@ class ExportedProgram(Struct, frozen=True):
 
 
 class VersionOnly(Struct, frozen=True):
-    """Just the version, read before the rest is believed to be what we know."""
+    """Just the versions, read before the rest is believed to be what we know."""
 
     schema_version: SchemaVersion
+    torch_version: str = "unknown"
 
 
 class PayloadMeta(Struct, frozen=True):

@@ -4,6 +4,10 @@ torch's schema knows dynamic sizes only as `s23`; the names that the exporter ga
 own file in the archive, and are optional: any torch.export archive can be read. Must not know nodes
 or weights.
 
+torch writes an input whose side must be a multiple of 32 as `32*s7`. The spec has no name for the
+number of 32s, only for the side itself: `height`, with `multiple` 32, and s7 becomes `height // 32`
+wherever else it stands.
+
 Invariant: every symbol of the spec is the whole size of some input dimension, so that a request's
 shapes bind it.
 """
@@ -21,6 +25,21 @@ from gpumuxd.models.weights import DATATYPES, STRIDED_LAYOUT
 
 BATCH = "batch"
 
+_DATA_SIZE = re.compile(r"u[0-9]+", re.ASCII)
+"""What torch calls a size that only the data decide."""
+
+_OTHER_TYPES = {
+    9: "complex32",
+    10: "complex64 (give torch.view_as_real of it)",
+    11: "complex128 (give torch.view_as_real of it)",
+    29: "float8_e4m3fn",
+    30: "float8_e5m2",
+    31: "float8_e4m3fnuz",
+    32: "float8_e5m2fnuz",
+    33: "float8_e8m0fnu",
+}
+"""torch's types that no datatype of the Open Inference Protocol stands for."""
+
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/\-]{0,127}", re.ASCII)
 _SYMBOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 
@@ -33,10 +52,17 @@ class Signature:
     size_hints: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ScalarOutput:
+    """An output that was a Python number: served as a tensor without dimensions."""
+
+    datatype: str
+
+
 def read_signature(
     program: schema.ExportedProgram,
     inputs: Sequence[str],
-    outputs: Sequence[str],
+    outputs: Sequence[str | ScalarOutput],
     names: schema.Names | None,
     limits: ReadLimits,
 ) -> Signature:
@@ -53,21 +79,37 @@ def read_signature(
     metas = program.graph_module.graph.tensor_values
     reader = _ShapeReader(limits)
     raw_inputs = [reader.tensor(metas, name) for name in inputs]
-    raw_outputs = [reader.tensor(metas, name) for name in outputs]
-    symbols = _bound_symbols(raw_inputs, limits)
+    raw_outputs = [
+        _RawTensor(output.datatype, ())
+        if isinstance(output, ScalarOutput)
+        else reader.tensor(metas, output)
+        for output in outputs
+    ]
+    multiples = _bound_symbols(raw_inputs, limits)
+    symbols = list(multiples)
     new_names, batch = _symbol_names(symbols, raw_inputs, names)
     unbound = reader.symbols - set(symbols)
+    if any(_DATA_SIZE.fullmatch(symbol) for symbol in unbound):
+        raise InvalidModel(
+            "the size of an output depends on values in the data, and memory for outputs is "
+            "reserved before a request runs: give a fixed number of rows (torch.topk) and a count "
+            "or a mask"
+        )
     if unbound:
         raise InvalidModel(
             f"sizes depend on {sorted(unbound)}, which is not the size of any input dimension"
         )
     spec = ModelSpec(
-        inputs=_renamed(raw_inputs, names.inputs, new_names),
-        outputs=_renamed(raw_outputs, names.outputs, new_names),
-        symbols=tuple(_symbol(program, name, new_names[name], limits) for name in symbols),
+        inputs=_renamed(raw_inputs, names.inputs, new_names, multiples),
+        outputs=_renamed(raw_outputs, names.outputs, new_names, multiples),
+        symbols=tuple(
+            _symbol(program, name, new_names[name], multiple, limits)
+            for name, multiple in multiples.items()
+        ),
         batch_symbol=batch,
     )
-    return Signature(spec, tuple(reader.hints.get(name, 1) for name in symbols))
+    hints = (reader.hints.get(name, 1) * multiple for name, multiple in multiples.items())
+    return Signature(spec, tuple(hints))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +134,7 @@ class _ShapeReader:
         if datatype is None or meta.layout != STRIDED_LAYOUT:
             raise InvalidModel(
                 f"tensor {name[:80]!r}: expected a dense tensor of a plain data type, "
-                f"got torch's type {meta.dtype} and layout {meta.layout}"
+                f"got {_OTHER_TYPES.get(meta.dtype, f'type {meta.dtype}')} of layout {meta.layout}"
             )
         if len(meta.sizes) > self._limits.rank_max:
             raise InvalidModel(f"tensor {name[:80]!r} of rank {len(meta.sizes)} (rank_max)")
@@ -110,21 +152,37 @@ class _ShapeReader:
         if not used:
             raise InvalidModel(f"tensor {name[:80]!r}: a size without a symbol is not a number")
         self.symbols |= used
-        if len(tokens) == 1 and value.hint is not None and value.hint.as_int is not None:
-            self.hints[next(iter(used))] = value.hint.as_int
+        bound = _bound(tokens)
+        if bound is not None and value.hint is not None and value.hint.as_int is not None:
+            symbol, multiple = bound
+            self.hints[symbol] = value.hint.as_int // multiple
         return tokens
 
 
-def _bound_symbols(inputs: Sequence[_RawTensor], limits: ReadLimits) -> list[str]:
-    """Symbols that are a whole dimension of an input, in the order they appear."""
-    symbols: dict[str, None] = {}
+def _bound(size: Size) -> tuple[str, int] | None:
+    """The symbol and the factor of a size that is a symbol or a multiple of one."""
+    match size:
+        case (str() as symbol,):
+            return symbol, 1
+        case (int() as multiple, str() as symbol, "*") | (str() as symbol, int() as multiple, "*"):
+            return (symbol, multiple) if multiple >= 1 else None
+    return None
+
+
+def _bound_symbols(inputs: Sequence[_RawTensor], limits: ReadLimits) -> dict[str, int]:
+    """Symbols that an input's dimension gives, in the order they appear, and their multiples.
+
+    A dimension that is the symbol itself wins over one that is a multiple of it, then the first.
+    """
+    multiples: dict[str, int] = {}
     for tensor in inputs:
         for size in tensor.shape:
-            if isinstance(size, tuple) and len(size) == 1 and isinstance(size[0], str):
-                symbols[size[0]] = None
-    if len(symbols) > limits.symbols_max:
-        raise InvalidModel(f"{len(symbols)} dynamic dimensions (symbols_max)")
-    return list(symbols)
+            bound = _bound(size)
+            if bound is not None and (bound[0] not in multiples or bound[1] == 1):
+                multiples[bound[0]] = bound[1]
+    if len(multiples) > limits.symbols_max:
+        raise InvalidModel(f"{len(multiples)} dynamic dimensions (symbols_max)")
+    return multiples
 
 
 def _symbol_names(
@@ -136,9 +194,9 @@ def _symbol_names(
         for dimension, given in names.dynamic.get(name, {}).items():
             if not dimension.isdecimal() or int(dimension) >= len(tensor.shape):
                 raise InvalidModel(f"input {name!r} has no dimension {dimension[:20]!r}")
-            size = tensor.shape[int(dimension)]
-            if isinstance(size, tuple) and len(size) == 1 and isinstance(size[0], str):
-                chosen.setdefault(size[0], given)
+            bound = _bound(tensor.shape[int(dimension)])
+            if bound is not None:
+                chosen.setdefault(bound[0], given)
     batch = names.batch
     first = {tensor.shape[:1] for tensor in inputs}
     if not names.dynamic and batch is None and len(first) == 1:
@@ -157,14 +215,23 @@ def _symbol_names(
 
 
 def _renamed(
-    tensors: Sequence[_RawTensor], names: Sequence[str], symbols: dict[str, str]
+    tensors: Sequence[_RawTensor],
+    names: Sequence[str],
+    symbols: dict[str, str],
+    multiples: dict[str, int],
 ) -> tuple[TensorSpec, ...]:
     def rename(size: Size) -> Size:
         if isinstance(size, int):
             return size
-        return tuple(
-            symbols.get(token, token) if isinstance(token, str) else token for token in size
-        )
+        bound = _bound(size)
+        if bound is not None and bound[1] == multiples[bound[0]]:
+            return (symbols[bound[0]],)
+        tokens: list[int | float | str] = []
+        for token in size:
+            multiple = multiples.get(token, 1) if isinstance(token, str) else 1
+            tokens.append(symbols.get(token, token) if isinstance(token, str) else token)
+            tokens += [multiple, "//"] if multiple > 1 else []
+        return tuple(tokens)
 
     return tuple(
         TensorSpec(name, tensor.datatype, tuple(rename(size) for size in tensor.shape))
@@ -172,17 +239,20 @@ def _renamed(
     )
 
 
-def _symbol(program: schema.ExportedProgram, symbol: str, name: str, limits: ReadLimits) -> Symbol:
+def _symbol(
+    program: schema.ExportedProgram, symbol: str, name: str, multiple: int, limits: ReadLimits
+) -> Symbol:
     given = program.range_constraints.get(symbol, schema.RangeConstraint())
     # A size of 0 is never served: kernels differ in what they make of it.
     minimum = max(1, given.min_val if given.min_val is not None else 1)
     maximum = given.max_val if given.max_val is not None else limits.dynamic_size_max
-    maximum = min(maximum, limits.dynamic_size_max)
+    maximum = min(maximum, limits.dynamic_size_max // multiple)
     if minimum > maximum:
         raise InvalidModel(
-            f"dynamic dimension {name!r} has no size between {minimum} and {maximum}"
+            f"dynamic dimension {name!r} has no size between {minimum * multiple} "
+            f"and {maximum * multiple}"
         )
-    return Symbol(name, minimum, maximum)
+    return Symbol(name, minimum * multiple, maximum * multiple, multiple)
 
 
 def _check_names(names: Sequence[str], count: int, what: str) -> None:

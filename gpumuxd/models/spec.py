@@ -16,11 +16,12 @@ import msgspec
 
 from gpumuxd.domain import Bucket
 from gpumuxd.errors import InvalidModel, InvalidRequest
+from gpumuxd.models.arithmetic import ARITY, Number, apply
 
-Size = int | tuple[int | str, ...]
+Size = int | tuple[int | float | str, ...]
 Bindings = Mapping[str, int]
 
-OPERATORS = frozenset({"+", "-", "*", "//", "%", "min", "max"})
+OPERATORS = frozenset(ARITY)
 
 ITEM_BYTES: dict[str, int] = {
     "BOOL": 1,
@@ -42,11 +43,16 @@ model can't take it."""
 
 
 class Symbol(msgspec.Struct, frozen=True, array_like=True):
-    """A dynamic dimension and the range its model was exported for, both ends included."""
+    """A dynamic dimension and the range its model was exported for, both ends included.
+
+    A size is a multiple of `multiple`, and so are both ends: an image that is halved five times
+    and doubled again must have sides that are multiples of 32.
+    """
 
     name: str
     minimum: int
     maximum: int
+    multiple: int = 1
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -114,56 +120,54 @@ class ModelSpec(msgspec.Struct, frozen=True):
                 f"input {tensor.name!r}: expected {symbol.name} of "
                 f"{symbol.minimum} to {symbol.maximum}, got {actual} in shape {list(shape)}"
             )
+        if actual % symbol.multiple:
+            raise InvalidRequest(
+                f"input {tensor.name!r}: expected {symbol.name} to be a multiple of "
+                f"{symbol.multiple}, got {actual} in shape {list(shape)}"
+            )
         bindings.setdefault(name, actual)
 
     def bucket(self, bindings: Bindings) -> Bucket:
-        """The shape bucket of a request: each symbol rounded up to a power of two, within range."""
-        return tuple(
-            min(1 << (bindings[s.name] - 1).bit_length(), s.maximum) if bindings[s.name] > 0 else 0
-            for s in self.symbols
-        )
+        """The shape bucket of a request: each symbol rounded up to a power of two, within range.
+
+        What must be a multiple is rounded up once more, so that a bucket is a size that can be run.
+        """
+        return tuple(_bucket_size(bindings[s.name], s) for s in self.symbols)
 
     def rows(self, bindings: Bindings) -> int:
         """Batch rows of a request, 1 for a model without a batch dimension."""
         return bindings[self.batch_symbol] if self.batch_symbol is not None else 1
 
 
+def _bucket_size(size: int, symbol: Symbol) -> int:
+    if size <= 0:
+        return 0
+    power = 1 << (size - 1).bit_length()
+    return min(-(-power // symbol.multiple) * symbol.multiple, symbol.maximum)
+
+
 def evaluate(size: Size, bindings: Bindings) -> int:
     """The value of a size. Raises InvalidModel for an expression that does not evaluate."""
     if isinstance(size, int):
         return size
-    stack: list[int] = []
+    stack: list[Number] = []
     try:
         for token in size:
-            if isinstance(token, int):
+            if not isinstance(token, str):
                 stack.append(token)
-            elif token in OPERATORS:
-                right, left = stack.pop(), stack.pop()
-                stack.append(_apply(token, left, right))
+            elif token in ARITY:
+                first = len(stack) - ARITY[token]
+                if first < 0:
+                    raise IndexError(f"{token} lacks an operand")
+                stack[first:] = [apply(token, *stack[first:])]
             else:
                 stack.append(bindings[token])
         (value,) = stack
-    except (IndexError, KeyError, ValueError, ZeroDivisionError) as error:
+    except (LookupError, ValueError, TypeError, ArithmeticError) as error:
         raise InvalidModel(f"shape expression {size!r} does not evaluate: {error!r}") from error
+    if not isinstance(value, int):
+        raise InvalidModel(f"shape expression {size!r} is worth {value!r}, expected an integer")
     return value
-
-
-def _apply(operator: str, left: int, right: int) -> int:
-    match operator:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case "//":
-            return left // right
-        case "%":
-            return left % right
-        case "min":
-            return min(left, right)
-        case _:
-            return max(left, right)
 
 
 def evaluate_shape(shape: Sequence[Size], bindings: Bindings) -> tuple[int, ...]:
@@ -178,13 +182,43 @@ def tensor_bytes(datatype: str, shape: Sequence[int]) -> int:
 
 def format_shape(shape: Sequence[Size]) -> str:
     """A declared shape for people: `[batch, 3, 224]`."""
-    return "[" + ", ".join(_format_size(size) for size in shape) + "]"
+    return "[" + ", ".join(format_size(size) for size in shape) + "]"
 
 
-def _format_size(size: Size) -> str:
+_COMPARISON, _SUM, _PRODUCT, _POWER, _ATOM = range(5)
+_HOLDS = {"+": _SUM, "-": _SUM, "*": _PRODUCT, "/": _PRODUCT, "//": _PRODUCT, "%": _PRODUCT}
+_HOLDS["**"] = _POWER
+"""How tightly a term holds together."""
+
+
+def format_size(size: Size) -> str:
+    """A size as people write it: `2 * (time - 1)`. Raises InvalidModel for one that makes no
+    sense."""
     if isinstance(size, int):
         return str(size)
-    return " ".join(str(token) for token in size)
+    stack: list[tuple[str, int]] = []  # terms, and how they hold together
+    for token in size:
+        arity = ARITY.get(token, 0) if isinstance(token, str) else 0
+        if arity == 0:
+            stack.append((str(token), _ATOM))
+        elif len(stack) >= arity:
+            stack[-arity:] = [_format_call(str(token), stack[-arity:])]
+        else:
+            stack = []
+            break
+    if len(stack) != 1:
+        raise InvalidModel(f"shape expression {size!r} makes no sense")
+    return stack[0][0]
+
+
+def _format_call(operator: str, operands: Sequence[tuple[str, int]]) -> tuple[str, int]:
+    if operator.isalpha():
+        return f"{operator}({', '.join(text for text, _ in operands)})", _ATOM
+    holds = _HOLDS.get(operator, _COMPARISON)
+    (left, left_holds), (right, right_holds) = operands
+    left = f"({left})" if left_holds < holds else left
+    right = f"({right})" if right_holds <= holds else right
+    return f"{left} {operator} {right}", holds
 
 
 def wire_shape(shape: Sequence[Size]) -> list[int]:

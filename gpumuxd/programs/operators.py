@@ -1,21 +1,19 @@
 """From names in a plan to callables: the only place where torch's operators are looked up.
 
 An operator is looked up only after the allow-list said yes, so a plan that a compromised loader
-wrote can name nothing else. Integers that depend on sizes are computed here, bounded to 64 bits:
-Python's have no end, and squaring one in every node would use all memory.
+wrote can name nothing else. Numbers that depend on sizes are computed by `models/arithmetic.py`.
 """
 
-import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from gpumuxd.errors import InvalidModel
-from gpumuxd.models.operators import is_allowed
+from gpumuxd.models import arithmetic
+from gpumuxd.models.operators import SCALAR_OPERATORS, SIZE_OPERATORS, is_allowed
 from gpumuxd.models.plan import Constant
-
-_INT64_END = 1 << 63
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -42,36 +40,9 @@ _MEMORY_FORMATS: dict[str, torch.memory_format] = {
 }
 
 
-def _bounded(compute: Callable[[int, int], int]) -> Callable[[int, int], int]:
-    def bounded(left: int, right: int) -> int:
-        result = compute(left, right)
-        if not -_INT64_END <= result < _INT64_END:
-            raise OverflowError(f"a size of {result} does not fit 64 bits")
-        return result
-
-    return bounded
-
-
-_INTEGER_FUNCTIONS: dict[str, Callable[..., Any]] = {
+_OF_TENSORS: dict[str, Callable[..., Any]] = {
     "int.size": lambda tensor, dim: tensor.shape[dim],
     "int.numel": lambda tensor: tensor.numel(),
-    "int.add": _bounded(operator.add),
-    "int.sub": _bounded(operator.sub),
-    "int.mul": _bounded(operator.mul),
-    "int.floordiv": _bounded(operator.floordiv),
-    "int.mod": _bounded(operator.mod),
-    "int.neg": operator.neg,
-    "int.eq": operator.eq,
-    "int.ne": operator.ne,
-    "int.lt": operator.lt,
-    "int.le": operator.le,
-    "int.gt": operator.gt,
-    "int.ge": operator.ge,
-    "int.and": operator.and_,
-    "int.or": operator.or_,
-    "int.max": max,
-    "int.min": min,
-    "int.not": operator.not_,
 }
 
 
@@ -79,8 +50,10 @@ def resolve(name: str) -> Callable[..., Any]:
     """The callable behind a plan's operator name. Raises InvalidModel if it is not allowed."""
     if not is_allowed(name):
         raise InvalidModel(f"operator {name!r} is not allowed")
-    if name in _INTEGER_FUNCTIONS:
-        return _INTEGER_FUNCTIONS[name]
+    if name in SCALAR_OPERATORS:
+        return partial(arithmetic.apply, SCALAR_OPERATORS[name])
+    if name in SIZE_OPERATORS:
+        return _OF_TENSORS[name]
     overload = overload_of(name.removeprefix("aten."))
     # The bound builtin behind an OpOverload: the same dispatch without a Python frame around it,
     # about 0.3 us a node.

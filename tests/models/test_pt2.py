@@ -238,7 +238,20 @@ def unary(target: str, operand: str) -> dict[str, Any]:
         (unary("empty_like.default", "x"), "'torch.ops.aten.empty_like.default' is not allowed"),
         (unary("torch.ops.prim.device.default", "x"), "'torch.ops.prim.device.default'"),
         (unary("relu", "x"), "'torch.ops.aten.relu' is not allowed"),
-        (unary("_operator.pow", "x"), "'_operator.pow' is not allowed"),
+        (unary("_operator.matmul", "x"), "'_operator.matmul' is not allowed"),
+        (unary("_operator.neg", "x"), "(_operator.neg): expected 1 numbers"),
+        (node("_operator.mul", [argument("a", {"as_ints": [1, 2]}), argument("b", {"as_int": 9})],
+              "z"), "(_operator.mul): expected 2 numbers"),
+        (node("_operator.mod", [argument("a", {"as_string": "%999999999d"}),
+                                argument("b", {"as_int": 9})], "z"), "expected 2 numbers"),
+        (node("_operator.add", [argument("a", {"as_int": 9})], "z"), "expected 2 numbers"),
+        (node("_operator.neg", [argument("a", {"as_int": 9}, 2)], "z"), "expected 1 numbers"),
+        (node("_operator.neg", [argument("a", {"as_sym_int": {"as_name": "x"}})], "z"),
+         "'x' is no number"),
+        (node("_operator.neg", [argument("a", {"as_sym_float": {"as_float": "1_0"}})], "z"),
+         "'1_0' is not a number"),
+        (unary("item.default", "x"), "item.default' is not allowed: how large its result is"),
+        (unary("randn_like.default", "x"), "is not allowed: it is random"),
         (unary("relu_.default", "w"), "writes in place to a weight, buffer or input"),
         (unary("relu_.default", "x"), "writes in place to a weight, buffer or input"),
         (unary("relu.default", "nowhere"), "reads 'nowhere', which nothing before it defines"),
@@ -345,7 +358,7 @@ def values(graph: dict[str, Any]) -> Any:
         (lambda g: values(g).update(x=meta(-1, 4)), "negative size"),
         (lambda g: values(g).update(x=meta(*[1] * 17)), "rank 17"),
         (lambda g: values(g).update(x=meta(2, 4)), "which is not the size of any input"),
-        (lambda g: values(g).update(x=meta("Mul(Integer(2), Symbol('s0'))", 4)), "['s0'], which"),
+        (lambda g: values(g).update(x=meta("Add(Integer(2), Symbol('s0'))", 4)), "['s0'], which"),
         (lambda g: values(g).update(x=meta("__import__('os')", 4)), "__import__ with 1 arguments"),
         (
             lambda g: g.update(range_constraints={"s0": {"min_val": 9, "max_val": 3}}),
@@ -361,6 +374,37 @@ def test_sizes_without_a_range_get_the_limit() -> None:
     graph = spoil_graph(lambda g: g.update(range_constraints={}))
     symbols = read(archive(members(graph)), ReadLimits(dynamic_size_max=100)).plan.spec.symbols
     assert symbols == (Symbol("batch", 1, 100),)
+
+
+DOUBLE = "Mul(Integer(2), Symbol('s0', positive=True, integer=True))"
+
+
+@pytest.mark.parametrize(
+    "double", [DOUBLE, DOUBLE.replace("Mul(Integer(2), ", "Mul(")[:-1] + ", Integer(2))"]
+)
+def test_an_input_that_must_be_a_multiple_is_known_by_its_own_size(double: str) -> None:
+    def edit(graph: dict[str, Any]) -> None:
+        values(graph).update(x=meta(double, 4))
+        graph["range_constraints"] = {"s0": {"min_val": 3, "max_val": 10}}
+
+    spec = read(archive(members(spoil_graph(edit)))).plan.spec
+    (symbol,) = spec.symbols
+    assert (symbol.minimum, symbol.maximum, symbol.multiple) == (6, 20, 2)
+    assert spec.inputs[0].shape == ((symbol.name,), 4)
+    assert spec.outputs[0].shape == ((symbol.name, 2, "//"), 3)
+
+
+def test_a_multiple_beyond_the_largest_size_is_refused() -> None:
+    edit = spoil_graph(lambda g: values(g).update(x=meta(DOUBLE.replace("2", str(1 << 40)), 4)))
+    assert "has no size between" in refusal(archive(members(edit)))
+
+
+def test_a_dimension_that_is_the_symbol_itself_needs_no_multiple() -> None:
+    edit = spoil_graph(lambda g: values(g).update(x=meta(DOUBLE, archives.BATCH_EXPRESSION)))
+    spec = read(archive(members(edit))).plan.spec
+    (symbol,) = spec.symbols
+    assert symbol.multiple == 1
+    assert spec.inputs[0].shape == ((2, symbol.name, "*"), (symbol.name,))
 
 
 @pytest.mark.parametrize(

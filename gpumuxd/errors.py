@@ -19,6 +19,7 @@
     +-- ModelFaulted            INTERNAL         the culprit
     +-- DeviceLost              UNAVAILABLE      everyone else: retry
     +-- Unsupported             UNIMPLEMENTED
+    +-- WrongMode               FAILED_PRECONDITION
     +-- ConfigError             exit code 78, no status
 
 A message is written for the one who sent the request: it names what was expected and what came,
@@ -152,6 +153,12 @@ class Unsupported(GpumuxdError):
     """A part of the protocol that this daemon does not serve."""
 
     status = "UNIMPLEMENTED"
+
+
+class WrongMode(GpumuxdError):
+    """Not while the node is configured as it is; asking again can't help."""
+
+    status = "FAILED_PRECONDITION"
 
 
 class ConfigError(Exception):

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 from gpumuxd.daemon.config import Config
 from gpumuxd.errors import GpumuxdError
-from gpumuxd.models.repository import Repository
+from gpumuxd.models.repository import scan_all
+from gpumuxd.node.settings import ALL_MODELS, RepositoryMode
+from gpumuxd.units import NS_PER_S
 
 UNCHECKED = (
     "whether addresses are free and directories can be written",
@@ -36,12 +38,7 @@ def doubts(config: Config) -> list[str]:
         for path in config.node.repository_paths
         if not path.is_dir()
     ]
-    repository = Repository(config.node.repository_paths)
-    for name in config.node.startup_models:
-        try:
-            repository.find(name, "")
-        except GpumuxdError as error:
-            found.append(f"startup model {name!r}: {error.message}")
+    found += _doubts_of_models(config)
     threads = sum(device.threads for device in config.node.devices)
     cores = len(os.sched_getaffinity(0))
     if threads > cores:
@@ -49,12 +46,35 @@ def doubts(config: Config) -> list[str]:
     return found
 
 
+def _doubts_of_models(config: Config) -> Iterator[str]:
+    scan = scan_all(config.node.repository_paths)
+    names = config.node.startup_models
+    if names == (ALL_MODELS,) or config.node.repository_mode is RepositoryMode.POLL:
+        names = tuple(sorted({*names, *scan.models} - {ALL_MODELS}))
+    for name in names:
+        listing = scan.models.get(name)
+        if listing is None:
+            yield f"startup model {name!r}: no model {name!r} in the repository"
+            continue
+        try:
+            broken = listing.select().broken
+        except GpumuxdError as error:
+            yield error.message
+        else:
+            yield from (f"model {name!r} version {e.version}: {e.reason}" for e in broken)
+    for entry in scan.shadowed:
+        yield f"model {entry.name!r}: {entry.reason}"
+
+
 def _facts(config: Config) -> Iterator[tuple[str, object]]:
     yield "state", config.state_dir
     for path in config.node.repository_paths:
         yield "repository", path
+    mode = config.node.repository_mode
+    every = f", every {config.node.poll_ns / NS_PER_S:g} s" if mode is RepositoryMode.POLL else ""
+    yield "mode", f"{mode.value}{every}"
     for name in config.node.startup_models:
-        yield "startup model", name
+        yield "startup model", "all there are" if name == ALL_MODELS else name
     for device in config.node.devices:
         threads = "1 thread" if device.threads == 1 else f"{device.threads} threads"
         yield "device", f"{device.device}, {threads}"

@@ -17,7 +17,8 @@ from gpumuxd.daemon.access import parse_listeners, parse_tenants
 from gpumuxd.daemon.toml_table import TomlTable
 from gpumuxd.errors import ConfigError, InvalidRequest
 from gpumuxd.models.names import check_model_name
-from gpumuxd.node.settings import NodeSettings
+from gpumuxd.node.journal import JOURNAL_NAME
+from gpumuxd.node.settings import ALL_MODELS, NodeSettings, RepositoryMode
 from gpumuxd.rpc.listener import Listener
 from gpumuxd.settings import DeviceSettings, Order, SchedulerSettings, Slicing
 from gpumuxd.units import MIB, NS_PER_MS, NS_PER_S, NS_PER_US
@@ -27,6 +28,9 @@ DEFAULT_PATH = Path("/etc/gpumuxd/gpumuxd.toml")
 
 MESSAGE_BYTES_MAX = 2047 * MIB
 """Protobuf has no messages of 2 GiB and more."""
+
+REPOSITORIES_MAX = 6
+"""Each may keep two worker threads from the others while its disk hangs (`workers.py`)."""
 
 _DEVICE = re.compile(r"cpu:(0|[1-9][0-9]{0,2})")
 
@@ -74,19 +78,11 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
     state_text = node.take_text("state_dir", str(_default_state_dir(environment)))
     state_dir = _absolute(node, "state_dir", state_text)
     drain_ns = node.take_scaled("drain_timeout_s", 30 * NS_PER_S, NS_PER_S, 0, 3600 * NS_PER_S)
-    startup_models = node.take_texts("startup_models", ())
-    for name in startup_models:
-        try:
-            check_model_name(name)
-        except InvalidRequest as error:
-            raise ConfigError(f"{node.name('startup_models')}: {error}") from error
+    settings = NodeSettings(
+        startup_models=_parse_startup_models(node), journal_path=state_dir / JOURNAL_NAME
+    )
     node.finish()
-
-    repository = root.take_table("repository")
-    paths = repository.take_texts("paths", (str(state_dir / "models"),))
-    repository_paths = tuple(_absolute(repository, "paths", path) for path in paths)
-    repository.finish()
-
+    settings = _parse_repository(root.take_table("repository"), state_dir, settings)
     devices = _parse_devices(root, state_dir, environment)
     tenants, sockets = parse_tenants(root.take_table("tenants"))
     listen = root.take_table("listen")
@@ -96,17 +92,40 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
     root.finish()
 
     return Config(
-        node=NodeSettings(
-            repository_paths=repository_paths,
-            devices=devices,
-            tenants=tenants,
-            startup_models=startup_models,
-        ),
+        node=replace(settings, devices=devices, tenants=tenants),
         listeners=listeners,
         state_dir=state_dir,
         message_bytes_max=message_bytes_max,
         drain_ns_max=drain_ns,
     )
+
+
+def _parse_startup_models(table: TomlTable) -> tuple[str, ...]:
+    names = table.take_texts("startup_models", ())
+    if names == (ALL_MODELS,):
+        return names
+    for name in names:
+        if name == ALL_MODELS:
+            table.fail("startup_models", f"{ALL_MODELS!r} alone, or names of models", list(names))
+        try:
+            check_model_name(name)
+        except InvalidRequest as error:
+            raise ConfigError(f"{table.name('startup_models')}: {error}") from error
+    return names
+
+
+def _parse_repository(table: TomlTable, state_dir: Path, base: NodeSettings) -> NodeSettings:
+    texts = table.take_texts("paths", (str(state_dir / "models"),))
+    if len(texts) > REPOSITORIES_MAX:
+        table.fail("paths", f"at most {REPOSITORIES_MAX} repositories", len(texts))
+    settings = replace(
+        base,
+        repository_paths=tuple(_absolute(table, "paths", text) for text in texts),
+        repository_mode=table.take_enum("mode", base.repository_mode, RepositoryMode),
+        poll_ns=table.take_scaled("poll_s", base.poll_ns, NS_PER_S, NS_PER_S, 24 * 3600 * NS_PER_S),
+    )
+    table.finish()
+    return settings
 
 
 def _default_state_dir(environment: Mapping[str, str]) -> Path:

@@ -7,11 +7,39 @@ file, and getting it waited for nobody but the disk.
 
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 
 class NotRegular(Exception):
     """Something else than a file lies there: a pipe, a device, a directory, a link."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """Tells, without reading it, whether a file is still what it was.
+
+    The time of the last change of its status is no part of it: a backup that sets the access time,
+    or a second hard link, would make it another file.
+    """
+
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileStamp":
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def is_untouched(before: os.stat_result, after: os.stat_result) -> bool:
+    """Did nobody touch the file between two looks at it? Stricter than its stamp: who writes to it
+    and sets its time back can't undo the time of that."""
+    return (before.st_dev, before.st_ctime_ns, FileStamp.of(before)) == (
+        after.st_dev,
+        after.st_ctime_ns,
+        FileStamp.of(after),
+    )
 
 
 def open_regular(path: Path) -> int:

@@ -8,13 +8,14 @@ is worse than none.
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import InvalidManifest
 from gpumuxd.models.files import NotRegular, open_regular
+from gpumuxd.models.version_policy import DEFAULT_POLICY, EXPECTED, VersionPolicy, parse_policy
 from gpumuxd.units import ns_from_ms
 
 MANIFEST_NAME = "model.toml"
@@ -34,6 +35,7 @@ class Manifest:
     device        where it is loaded (`cpu:0`); None: where the node decides
     priority_max  highest class any request for it may have; None: the tenant's own ceiling
     batch_max     most rows in a request; None: what the artifact was exported for
+    versions      which of its versions serve
     """
 
     slo_ms: float | None = None
@@ -41,10 +43,16 @@ class Manifest:
     device: str | None = None
     priority_max: PriorityClass | None = None
     batch_max: int | None = None
+    versions: VersionPolicy = DEFAULT_POLICY
 
     @property
     def slo_ns(self) -> int | None:
         return None if self.slo_ms is None else ns_from_ms(self.slo_ms)
+
+    def serves_as(self, other: "Manifest") -> bool:
+        """Would one version serve alike under both? Which versions there are is no matter of one
+        of them."""
+        return replace(self, versions=other.versions) == other
 
 
 DEFAULT_MANIFEST = Manifest()
@@ -89,6 +97,7 @@ def parse_manifest(data: bytes) -> Manifest:
         device=_device(table),
         priority_max=_priority_max(table),
         batch_max=_batch_max(table),
+        versions=_versions(table),
     )
 
 
@@ -149,3 +158,13 @@ def _batch_max(table: Mapping[str, Any]) -> int | None:
     if value > BATCH_MAX_MAX:
         raise _wrong("batch_max", f"at most {BATCH_MAX_MAX}", value)
     return value
+
+
+def _versions(table: Mapping[str, Any]) -> VersionPolicy:
+    value = table.get("versions")
+    if value is None:
+        return DEFAULT_POLICY
+    policy = parse_policy(value)
+    if policy is None:
+        raise _wrong("versions", EXPECTED, value)
+    return policy

@@ -1,165 +1,163 @@
-"""The model repository, laid out as Triton does: `<repository>/<model>/<version>/model.pt2`.
+"""A model repository on the disk, laid out as Triton does.
 
-Finds artifacts and reads manifests; must not open an artifact. It belongs to the operator, but
-tenants may be able to write parts of it, so nothing in it can point outside: a link that leaves the
-repository is refused, whatever it is called.
+    <repository>/<model>/model.toml              optional policy
+    <repository>/<model>/<version>/model.pt2     or model.onnx: one of them
+    <repository>/<model>/<version>/model.pt2.sha256    optional
 
-Invariants: a path that comes out of here is a real path under one of the repositories; what is
-wrong with one model is said of that model and hides no other.
+Finds artifacts and reads manifests and checksums; must not open an artifact, and never writes. It
+belongs to the operator, but tenants may be able to write parts of it, so nothing in it can point
+outside: a link that leaves the repository is refused, whatever it is called.
+
+Invariants: a path that comes out of here is a real path under the repository; what is wrong with
+one model is said of that model and hides no other.
 """
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpumuxd.errors import InvalidManifest, InvalidModel, InvalidRequest, UnknownModel
+from gpumuxd.errors import InvalidManifest, InvalidModel, InvalidRequest
+from gpumuxd.models.checksum import SUFFIX, read_checksum
+from gpumuxd.models.files import FileStamp
+from gpumuxd.models.listing import (
+    ARTIFACT_FORMATS,
+    BrokenEntry,
+    ModelListing,
+    ModelVersion,
+    Scan,
+    Silence,
+    merge,
+)
 from gpumuxd.models.manifest import MANIFEST_NAME, Manifest, read_manifest
 from gpumuxd.models.names import check_model_name, version_number
 
-ARTIFACT_NAME = "model.pt2"
+_NAMES = " or ".join(ARTIFACT_FORMATS)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelVersion:
-    """One version of one model that can be loaded."""
-
-    name: str
-    version: int
-    artifact: Path
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenEntry:
-    """What looks like a model and is none; version is "" when the model itself is broken."""
-
-    name: str
-    version: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """All that is in the repository, sorted by name and version."""
-
-    models: Sequence[ModelVersion] = field(default_factory=tuple)
-    broken: Sequence[BrokenEntry] = field(default_factory=tuple)
+class RepositoryUnreadable(Exception):
+    """The repository as a whole can't be looked at: it is missing, or may not be listed."""
 
 
 class Repository:
-    """The directories where models are. Earlier ones win where a name is in several."""
+    """One directory where models are."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = tuple(paths)
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-    def scan(self) -> Scan:
-        """Everything that is there now. A directory that can't be read counts as empty."""
-        models: dict[tuple[str, int], ModelVersion] = {}
-        broken: list[BrokenEntry] = []
-        seen: set[str] = set()
-        for root in filter(None, map(_real, self._paths)):
-            try:
-                names = _directories(root)
-            except OSError:
-                continue
-            for name in names:
-                if name in seen:
-                    reason = "another repository before this one has this name"
-                    broken.append(BrokenEntry(_printable(name), "", reason))
-                    continue
-                for entry in self._scan_model(root, name):
-                    if isinstance(entry, ModelVersion):
-                        models[entry.name, entry.version] = entry
-                    else:
-                        broken.append(entry)
-            seen.update(names)
-        return Scan(
-            tuple(models[key] for key in sorted(models)),
-            tuple(sorted(broken, key=lambda entry: (entry.name, entry.version))),
-        )
+    def scan(self) -> dict[str, ModelListing]:
+        """Everything that is there now, by the names of the models as messages may carry them.
+        Raises RepositoryUnreadable."""
+        root = self._real()
+        try:
+            names = _directories(root)
+        except OSError as error:
+            raise RepositoryUnreadable(error.strerror) from error
+        return {_printable(name): _look(root, name) for name in names}
 
-    def find(self, name: str, version: str = "") -> ModelVersion:
-        """One version of a model, the newest if none is named.
-
-        Raises InvalidRequest for what can't be a name or a version, InvalidModel for one that is
-        broken, UnknownModel.
-        """
+    def find(self, name: str) -> ModelListing | None:
+        """What is there under a name; None: nothing. Raises RepositoryUnreadable, and
+        InvalidRequest for what can't be a name."""
         check_model_name(name)
-        wanted = version_number(version) if version else None
-        for root in self._paths:
-            real_root = _real(root)
-            if real_root is None or not _is_directory(real_root / name):
-                continue
-            entries = list(self._scan_model(real_root, name))
-            found = [entry for entry in entries if isinstance(entry, ModelVersion)]
-            if wanted is not None:
-                found = [entry for entry in found if entry.version == wanted]
-            if found:
-                return max(found, key=lambda entry: entry.version)
-            self._raise_reason(entries, version)
-            asked = f"no version {version!r}" if version else "no version that can be loaded"
-            raise UnknownModel(f"model {name!r} has {asked}")
-        raise UnknownModel(f"no model {name!r} in the repository")
-
-    def _raise_reason(self, entries: Sequence[ModelVersion | BrokenEntry], version: str) -> None:
-        """Say why, if the repository knows: a broken model is not an unknown one.
-
-        Where no version is named and none can be loaded, the newest is the one that is meant.
-        """
-        broken = [entry for entry in entries if isinstance(entry, BrokenEntry)]
-        if version:
-            broken = [entry for entry in broken if entry.version in ("", version)]
-        if not broken:
-            return
-        entry = max(broken, key=lambda entry: (entry.version.isdecimal(), entry.version.zfill(9)))
-        if entry.version:
-            raise InvalidModel(f"model {entry.name!r} version {entry.version}: {entry.reason}")
-        raise InvalidManifest(f"model {entry.name!r}: {entry.reason}")
-
-    def _scan_model(self, root: Path, name: str) -> Iterator[ModelVersion | BrokenEntry]:
-        """All that is under one name; `root` is a real path. Whatever is wrong is its own."""
-        shown = _printable(name)
+        root = self._real()
         try:
-            check_model_name(name)
-            directory = _inside(root / name, root)
-            manifest = read_manifest(_inside(directory / MANIFEST_NAME, root))
-            versions = _directories(directory)
-        except (InvalidRequest, InvalidManifest) as error:
-            yield BrokenEntry(shown, "", error.message)
-            return
-        except OSError as error:
-            yield BrokenEntry(shown, "", f"can't be read: {error.strerror}")
-            return
-        if not versions:
-            yield BrokenEntry(shown, "", "no version: expected a directory named by a number")
-        for version in versions:
-            yield self._scan_version(root, name, directory / version, manifest)
-
-    def _scan_version(
-        self, root: Path, name: str, path: Path, manifest: Manifest
-    ) -> ModelVersion | BrokenEntry:
-        try:
-            version = version_number(path.name)
-            artifact = _inside(_inside(path, root) / ARTIFACT_NAME, root)
-            if stat.S_ISREG(artifact.lstat().st_mode):
-                return ModelVersion(name, version, artifact, manifest)
-        except (InvalidRequest, InvalidManifest) as error:
-            return BrokenEntry(name, _printable(path.name), error.message)
+            if not stat.S_ISDIR((root / name).stat().st_mode):
+                return None
         except FileNotFoundError:
-            pass
+            return None
         except OSError as error:
-            return BrokenEntry(name, path.name, f"{ARTIFACT_NAME} can't be read: {error.strerror}")
-        return BrokenEntry(name, path.name, f"{ARTIFACT_NAME} is missing or not a file")
+            return ModelListing(name, broken=(_unreadable(name, error),))
+        return _look(root, name)
+
+    def _real(self) -> Path:
+        try:
+            root = self.path.resolve(strict=True)
+            if not stat.S_ISDIR(root.stat().st_mode):
+                raise RepositoryUnreadable("not a directory")
+        except OSError as error:
+            raise RepositoryUnreadable(error.strerror) from error
+        except RuntimeError:
+            raise RepositoryUnreadable("a link in a circle") from None
+        return root
 
 
-def _real(root: Path) -> Path | None:
-    """A repository's real path; None for one that is not there."""
+def scan_all(paths: Sequence[Path]) -> Scan:
+    """What several repositories have together, one look after the other."""
+    return merge([_scan_or_silence(Repository(path)) for path in paths])
+
+
+def _scan_or_silence(repository: Repository) -> Mapping[str, ModelListing] | Silence:
     try:
-        return root.resolve(strict=True)
-    except (OSError, RuntimeError):  # RuntimeError: a loop of links
-        return None
+        return repository.scan()
+    except RepositoryUnreadable as error:
+        return Silence(str(error))
+
+
+def _look(root: Path, name: str) -> ModelListing:
+    """All that is under one name; `root` is a real path. Whatever is wrong is its own."""
+    shown = _printable(name)
+    try:
+        check_model_name(name)
+        directory = _inside(root / name, root)
+        manifest = read_manifest(_inside(directory / MANIFEST_NAME, root))
+        versions = _directories(directory)
+    except (InvalidRequest, InvalidManifest) as error:
+        return ModelListing(shown, broken=(BrokenEntry(shown, "", error.message),))
+    except OSError as error:
+        return ModelListing(shown, broken=(_unreadable(shown, error),))
+    if not versions:
+        reason = "no version: expected a directory named by a number"
+        return ModelListing(shown, broken=(BrokenEntry(shown, "", reason),))
+    found = [_look_at_version(root, name, directory / version, manifest) for version in versions]
+    good = [entry for entry in found if isinstance(entry, ModelVersion)]
+    broken = [entry for entry in found if isinstance(entry, BrokenEntry)]
+    return ModelListing(
+        name,
+        manifest,
+        tuple(sorted(good, key=lambda version: version.version)),
+        tuple(sorted(broken, key=lambda entry: entry.version)),
+    )
+
+
+def _look_at_version(
+    root: Path, name: str, path: Path, manifest: Manifest
+) -> ModelVersion | BrokenEntry:
+    try:
+        version = version_number(path.name)
+    except InvalidRequest as error:
+        return BrokenEntry(name, _printable(path.name), error.message)
+    artifact_name = "the artifact"
+    try:
+        directory = _inside(path, root)
+        there = [found for found in ARTIFACT_FORMATS if _exists(directory / found)]
+        if not there:
+            return BrokenEntry(name, path.name, f"{_NAMES} is missing")
+        if len(there) > 1:
+            raise InvalidModel(f"it has {' and '.join(there)}: expected one artifact")
+        (artifact_name,) = there
+        artifact = _inside(directory / artifact_name, root)
+        status = artifact.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidModel(f"{artifact_name} is not a regular file")
+        checksum = _inside(directory / (artifact_name + SUFFIX), root)
+        return ModelVersion(
+            name,
+            version,
+            artifact,
+            artifact_name,
+            FileStamp.of(status),
+            manifest,
+            read_checksum(checksum, artifact_name),
+        )
+    except InvalidModel as error:
+        reason = error.message
+    except OSError as error:
+        reason = f"{artifact_name} can't be read: {error.strerror}"
+    return BrokenEntry(name, path.name, reason, is_published=True)
+
+
+def _unreadable(name: str, error: OSError) -> BrokenEntry:
+    return BrokenEntry(name, "", f"can't be read: {error.strerror}")
 
 
 def _directories(root: Path) -> list[str]:
@@ -176,11 +174,13 @@ def _counts(entry: "os.DirEntry[str]") -> bool:
         return False
 
 
-def _is_directory(path: Path) -> bool:
+def _exists(path: Path) -> bool:
+    """Is there anything of this name? Raises OSError when that can't be told."""
     try:
-        return path.is_dir()
-    except OSError:
+        path.lstat()
+    except FileNotFoundError:
         return False
+    return True
 
 
 def _inside(path: Path, root: Path) -> Path:

@@ -10,11 +10,12 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from gpumuxd.errors import GpumuxdError, InvalidModel, ModelNotReady
-from gpumuxd.models.files import NotRegular, open_regular
+from gpumuxd.models.files import FileStamp, NotRegular, is_untouched, open_regular
 from gpumuxd.models.spec import ModelSpec
 from gpumuxd.node.child_process import Child, Spawn, loader_environment
 from gpumuxd.node.settings import LoaderSettings
@@ -23,13 +24,21 @@ from gpumuxd.units import NS_PER_S
 from gpumuxd.wire import frames
 from gpumuxd.wire.channel import Channel, ChannelClosed, ChannelError
 
+_T = TypeVar("_T")
+
 EXIT_S_MAX = 1.0
 """A loader that closed its channel is gone in this time."""
+
+DISK_S_MAX = 10.0
+"""A disk that takes longer to open a file, or to tell of one, hangs."""
 
 KILLED_FROM_OUTSIDE = frozenset(
     f"signal {name}" for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 )
 """Its own limits end it with other signals (`loader/main.py`)."""
+
+
+NO_STAMP = FileStamp(0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -44,6 +53,10 @@ class LoadedArtifact:
     spec: ModelSpec
     plan_fd: int
     weights_fd: int
+    platform: str = "pytorch_pt2"
+    parameter_count: int = 0
+    stamp: FileStamp = NO_STAMP
+    """Of the file that was read."""
 
     @property
     def fds(self) -> tuple[int, int]:
@@ -65,24 +78,41 @@ class Loading:
         self._spawn = spawn
         self._slots = asyncio.Semaphore(settings.loaders_max)
 
-    async def read(self, path: Path) -> LoadedArtifact:
-        """Read and check one artifact. Raises InvalidModel for what can't be served and
-        ModelNotReady when its file is not there or the loader gave no answer in time."""
+    async def read(self, path: Path, artifact_format: str = "pt2") -> LoadedArtifact:
+        """Read and check one artifact. Raises InvalidModel for what can't be served, and
+        ModelNotReady when its file is not there, changed meanwhile, or the loader gave no answer in
+        time."""
         async with self._slots:
-            artifact_fd = await _open(path)
-            channel, peer = Channel.pair()
+            artifact_fd, before = await _open(path)
             try:
-                with peer:
-                    child = self._start(peer)
+                artifact = await self._read(artifact_fd, artifact_format)
                 try:
-                    return await self._converse(channel, artifact_fd)
-                except ChannelClosed:
-                    raise _why_ended(await _how_ended(child)) from None
-                finally:
-                    await _end(child)
+                    await _check_untouched(path, artifact_fd, before)
+                except BaseException:
+                    artifact.close()
+                    raise
+            except InvalidModel:
+                # What is wrong with a file that somebody wrote to is no fault of the model's.
+                await _check_untouched(path, artifact_fd, before)
+                raise
             finally:
-                channel.close()
                 os.close(artifact_fd)
+        artifact.stamp = FileStamp.of(before)
+        return artifact
+
+    async def _read(self, artifact_fd: int, artifact_format: str) -> LoadedArtifact:
+        channel, peer = Channel.pair()
+        try:
+            with peer:
+                child = self._start(peer)
+            try:
+                return await self._converse(channel, artifact_fd, artifact_format)
+            except ChannelClosed:
+                raise _why_ended(await _how_ended(child)) from None
+            finally:
+                await _end(child)
+        finally:
+            channel.close()
 
     def _start(self, peer: socket.socket) -> Child:
         try:
@@ -90,11 +120,15 @@ class Loading:
         except OSError as error:
             raise ModelNotReady(f"no process to read it with: {error.strerror}") from error
 
-    async def _converse(self, channel: Channel, artifact_fd: int) -> LoadedArtifact:
+    async def _converse(
+        self, channel: Channel, artifact_fd: int, artifact_format: str
+    ) -> LoadedArtifact:
         """Ask and hear the answer. Raises ChannelClosed when the loader ends without one."""
         limit_s = self._settings.read_ns_max / NS_PER_S
         try:
-            channel.send(frames.Read(self._settings.model_bytes_max), [artifact_fd])
+            channel.send(
+                frames.Read(self._settings.model_bytes_max, artifact_format), [artifact_fd]
+            )
             async with asyncio.timeout(limit_s):
                 answer, fds = await _receive(channel)
         except TimeoutError:
@@ -106,23 +140,64 @@ class Loading:
         return _artifact_of(answer, fds)
 
 
-async def _open(path: Path) -> int:
-    """A descriptor of an artifact. On a thread: a disk that hangs must not stop the node."""
-    opening = asyncio.get_running_loop().run_in_executor(None, open_regular, path)
+async def _open(path: Path) -> tuple[int, os.stat_result]:
+    """A descriptor of an artifact, and what the file was when it was opened."""
+
+    def look() -> tuple[int, os.stat_result]:
+        fd = open_regular(path)
+        return fd, os.fstat(fd)
+
+    looking = asyncio.get_running_loop().run_in_executor(None, look)
     try:
-        return await asyncio.shield(opening)
+        return await _answer_of_disk(looking)
     except NotRegular as error:
         raise InvalidModel(f"its artifact {error}") from None
     except OSError as error:
         raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
-    except asyncio.CancelledError:
-        opening.add_done_callback(_close_opened)
+    except BaseException:
+        looking.add_done_callback(_close_opened)
         raise
 
 
-def _close_opened(opening: "asyncio.Future[int]") -> None:
+async def _check_untouched(path: Path, fd: int, before: os.stat_result) -> None:
+    """Raise ModelNotReady unless the file is still the one that was opened, and nobody wrote to it
+    meanwhile."""
+
+    def look() -> tuple[os.stat_result, os.stat_result]:
+        return os.fstat(opened), os.lstat(path)
+
+    # A copy for the thread: should the disk hang, the caller closes its own.
+    opened = os.dup(fd)
+    looking = asyncio.get_running_loop().run_in_executor(None, look)
+    looking.add_done_callback(lambda _: os.close(opened))
+    try:
+        is_same = all(is_untouched(before, after) for after in await _answer_of_disk(looking))
+    except FileNotFoundError:
+        raise ModelNotReady("its artifact went away while it was being read") from None
+    except OSError as error:
+        raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
+    if not is_same:
+        raise ModelNotReady("its artifact changed while it was being read; retry")
+
+
+async def _answer_of_disk(looking: "asyncio.Future[_T]") -> _T:
+    """What a thread found. A disk that hangs must not stop the node; it keeps the thread."""
+    looking.add_done_callback(_ask_error)
+    done, _ = await asyncio.wait([looking], timeout=DISK_S_MAX)
+    if not done:
+        raise ModelNotReady(f"its disk did not answer in {DISK_S_MAX:.0f} s; retry")
+    return looking.result()
+
+
+def _close_opened(opening: "asyncio.Future[tuple[int, os.stat_result]]") -> None:
     if not opening.cancelled() and opening.exception() is None:
-        os.close(opening.result())
+        os.close(opening.result()[0])
+
+
+def _ask_error(looking: "asyncio.Future[_T]") -> None:
+    """So that the error of a look that nobody waits for any more is not reported."""
+    if not looking.cancelled():
+        looking.exception()
 
 
 def _artifact_of(answer: frames.AnyFrame, fds: list[int]) -> LoadedArtifact:

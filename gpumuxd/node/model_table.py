@@ -7,10 +7,10 @@ the replica that serves, and swaps it when the new one is ready.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import NamedTuple
 
 from gpumuxd.domain import PriorityClass
-from gpumuxd.errors import ModelNotReady
+from gpumuxd.models.listing import ModelVersion
 from gpumuxd.models.manifest import Manifest
 from gpumuxd.node.api import IndexEntry, ModelState, Tenant
 from gpumuxd.node.device_link import DeviceLink
@@ -39,24 +39,6 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ArtifactStamp:
-    """Tells whether a file is still the one that was loaded, without reading it."""
-
-    inode: int
-    size_bytes: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> "ArtifactStamp":
-        """Raises ModelNotReady when the file is not there."""
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-@dataclass(frozen=True, slots=True)
 class Replica:
     """One load of one version on one device. `key` names it to the child."""
 
@@ -64,7 +46,6 @@ class Replica:
     version: str
     link: DeviceLink
     artifact: LoadedArtifact
-    stamp: ArtifactStamp
     manifest: Manifest
     class_max: PriorityClass
     loaded: ModelLoaded
@@ -78,11 +59,24 @@ class Replica:
     def is_alive(self) -> bool:
         return self.link.is_alive
 
+    def is_current(self, found: ModelVersion) -> bool:
+        """Is this what loading that version would give?"""
+        return (
+            self.is_alive
+            and self.artifact.stamp == found.stamp
+            and self.manifest.serves_as(found.manifest)
+            and found.sha256 in (None, self.artifact.artifact_hash)
+        )
+
 
 @dataclass(slots=True)
 class VersionEntry:
-    """One version of one model. `replica` is there exactly in READY, LOADING again and UNLOADING:
-    `device_losses` counts the deaths of its device while it was loaded again."""
+    """One version of one model. `replica` is there exactly in READY, LOADING again and UNLOADING.
+
+    device_losses  deaths of its device while it was loaded again
+    note           while it is READY: why what is on the disk now does not serve in its place
+    failed         what could not be loaded, and would not be if it were tried again
+    """
 
     name: str
     version: int
@@ -90,6 +84,8 @@ class VersionEntry:
     reason: str = NOT_LOADED
     replica: Replica | None = None
     device_losses: int = 0
+    note: str = ""
+    failed: ModelVersion | None = None
 
     def move(self, state: ModelState, reason: str = "") -> None:
         """The only place where a state changes. An illegal transition is a bug."""
@@ -97,14 +93,53 @@ class VersionEntry:
         assert (state is ModelState.READY) <= (self.replica is not None)
         self.state = state
         self.reason = reason or _REASONS[state]
+        self.note = ""
 
-    def view(self) -> IndexEntry:
-        """As an index shows it."""
-        return IndexEntry(self.name, str(self.version), self.state, self.reason)
+    def fail(self, found: ModelVersion | None, reason: str) -> None:
+        """It could not be loaded: what served before goes on, and the reason is there to see."""
+        self.failed = found
+        if self.state is ModelState.LOADING and self.replica is None:
+            self.move(ModelState.UNAVAILABLE, reason)
+        elif self.state is ModelState.UNAVAILABLE:
+            self.reason = reason
+        else:
+            self.note = f"it serves as it was loaded before: {reason}"
+
+    def view(self, note: str = "") -> IndexEntry:
+        """As an index shows it, with what else there is to say of it while it serves."""
+        reason = self.reason or self.note or note
+        return IndexEntry(self.name, str(self.version), self.state, reason)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is ModelState.READY
 
     @property
     def label(self) -> str:
         return f"{self.name}/{self.version}"
+
+
+class VersionFacts(NamedTuple):
+    """A version as the index shows it, its manifest where that can be read, what serves it."""
+
+    entry: IndexEntry
+    manifest: Manifest | None
+    replica: Replica | None
+
+    @property
+    def number(self) -> int | None:
+        """Of a version that is named by one."""
+        return int(self.entry.version) if self.entry.version.isdecimal() else None
+
+
+def key_of(entry: VersionEntry, number: int) -> str:
+    """What the device calls a replica of this version; never the same twice."""
+    return f"{entry.label}#{number}"
+
+
+def name_of_key(key: str) -> str:
+    """The model that a key was made for, also when its replica is gone."""
+    return key.rpartition("/")[0]
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from gpumuxd.errors import (
     Draining,
     GpumuxdError,
     ModelFaulted,
+    WrongMode,
     error_of,
 )
 from gpumuxd.models.repository import Repository
@@ -32,6 +33,7 @@ from gpumuxd.node.api import (
     IndexEntry,
     InferCall,
     InferReply,
+    ModelDetail,
     ModelView,
     NodeView,
     OutputTensor,
@@ -39,13 +41,17 @@ from gpumuxd.node.api import (
 )
 from gpumuxd.node.child_process import SPAWN_DEVICE, SPAWN_LOADER, Spawn
 from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.journal import Journal
 from gpumuxd.node.limits import Limits, Ticket
 from gpumuxd.node.loading import Loading
+from gpumuxd.node.model_page import model_detail
 from gpumuxd.node.model_table import Replica
+from gpumuxd.node.polling import Polling
 from gpumuxd.node.readiness import reason_not_ready
 from gpumuxd.node.registry import Registry
 from gpumuxd.node.request_memory import RequestMemory
-from gpumuxd.node.settings import NodeSettings
+from gpumuxd.node.settings import NodeSettings, RepositoryMode
+from gpumuxd.node.startup import Startup
 from gpumuxd.node.supervisor import DeviceSupervisor
 from gpumuxd.node.tenants import TenantDirectory
 from gpumuxd.node.validation import Fit, check_priority
@@ -79,7 +85,6 @@ class Node:
         self._limits = Limits(self.tenants, self._idle.set)
         self._request_ids = itertools.count(1)
         self._is_draining = False
-        self._startup_failures: dict[str, str] = {}
         self._devices = {
             device.device: DeviceSupervisor(
                 device,
@@ -92,17 +97,33 @@ class Node:
             for device in settings.devices
         }
         assert len(self._devices) == len(settings.devices), "device names are unique"
+        is_polling = settings.repository_mode is RepositoryMode.POLL
+        self._journal = Journal(None if is_polling else settings.journal_path)
         self._registry = Registry(
-            Repository(settings.repository_paths),
+            [Repository(path) for path in settings.repository_paths],
             Loading(settings.loader, spawn_loader),
             self.tenants,
             self._links,
+            self._journal,
+        )
+        self.polling = (
+            Polling(self._registry.catalogue, self._registry.loads, settings.poll_ns)
+            if is_polling
+            else None
+        )
+        self._startup = Startup(
+            settings.startup_models,
+            self._registry,
+            self._journal,
+            self.polling,
+            self._tell_readiness,
         )
 
     # Life
 
     async def start(self) -> None:
         """Start all devices; return when each is up. Raises DeviceLost when one can't start."""
+        await self._journal.open()
         results = await asyncio.gather(
             *(device.start() for device in self._devices.values()), return_exceptions=True
         )
@@ -112,27 +133,20 @@ class Node:
 
     async def load_startup_models(self) -> Mapping[str, str]:
         """Load them all; what can't be loaded is returned with its reason, the rest serves."""
-        names = self._settings.startup_models
-        results = await asyncio.gather(
-            *(self._registry.load_unchecked(name) for name in names), return_exceptions=True
-        )
-        self._tell_readiness()
-        failed = self._startup_failures
-        for name, result in zip(names, results, strict=True):
-            if isinstance(result, GpumuxdError):
-                failed[name] = result.message
-            elif isinstance(result, BaseException):
-                raise result
-        return failed
+        return await self._startup.load_models()
 
     async def wait_failed(self) -> None:
-        """Never returns. Raises what ended the care for a device: a bug, after which the daemon
-        had better start anew than serve on without that device."""
-        await asyncio.gather(*(device.wait_failed() for device in self._devices.values()))
+        """Never returns. Raises what ended the care for a device or for the repositories: a bug,
+        after which the daemon had better start anew than serve on without it."""
+        await asyncio.gather(
+            self._startup.wait_failed(),
+            *(device.wait_failed() for device in self._devices.values()),
+        )
 
     async def drain(self) -> None:
         """Admit nothing from now on; return when what was admitted has ended."""
         self._is_draining = True
+        self._startup.stop()
         self._tell_readiness()
         while self._limits.requests_in_flight:
             self._idle.clear()
@@ -145,6 +159,7 @@ class Node:
         if is_urgent:
             for device in self._devices.values():
                 device.kill()
+        await self._startup.close()
         await asyncio.gather(*(device.stop() for device in self._devices.values()))
         await self._registry.close()
 
@@ -157,8 +172,9 @@ class Node:
     def is_ready(self) -> bool:
         return (
             not self._is_draining
+            and not self._startup.is_trying
             and all(device.state == "ready" for device in self._devices.values())
-            and all(self._registry.is_serving(name) for name in self._settings.startup_models)
+            and all(self._registry.is_serving(name) for name in self._startup.models)
         )
 
     def is_model_ready(self, tenant: Tenant, name: str, version: str) -> bool:
@@ -166,6 +182,10 @@ class Node:
 
     async def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
         return await self._registry.view(tenant, name, version)
+
+    async def model_detail(self, tenant: Tenant, name: str, version: str) -> ModelDetail:
+        versions = await self._registry.versions(tenant, name, version)
+        return await model_detail(name, versions, tenant, self.tenants)
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
         return await self._registry.index(tenant)
@@ -180,17 +200,18 @@ class Node:
                 self._is_draining,
                 self._devices.values(),
                 self._registry,
-                self._settings.startup_models,
-                self._startup_failures,
+                self._startup,
             ),
         )
 
     async def load(self, tenant: Tenant, name: str) -> None:
         self._check_admitting()
+        self._check_explicit()
         await self._registry.load(tenant, name)
         self._tell_readiness()
 
     async def unload(self, tenant: Tenant, name: str) -> None:
+        self._check_explicit()
         await self._registry.unload(tenant, name)
         self._tell_readiness()
 
@@ -250,6 +271,13 @@ class Node:
     def _check_admitting(self) -> None:
         if self._is_draining:
             raise Draining("the daemon is stopping and takes nothing new")
+
+    def _check_explicit(self) -> None:
+        if self.polling is not None:
+            raise WrongMode(
+                "models follow the repository here ([repository] mode is 'poll'): publish or "
+                "remove its files instead"
+            )
 
     # Devices
 

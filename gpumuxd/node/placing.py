@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from gpumuxd.errors import DeviceLost, InvalidManifest, ModelNotReady
+from gpumuxd.models.checksum import check_hash
+from gpumuxd.models.listing import ModelVersion
 from gpumuxd.models.manifest import Manifest
-from gpumuxd.models.repository import ModelVersion
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.loading import LoadedArtifact, Loading
-from gpumuxd.node.model_table import ArtifactStamp, ModelTable, Replica, VersionEntry
+from gpumuxd.node.model_table import ModelTable, Replica, VersionEntry, key_of
 from gpumuxd.node.tenants import TenantDirectory
 from gpumuxd.node.validation import CallChecker
 from gpumuxd.settings import Order, Slicing
@@ -41,14 +42,15 @@ class Placing:
         self._under_way: Counter[str] = Counter()
         self._numbers = itertools.count(1)
 
-    async def make(self, entry: VersionEntry, found: ModelVersion, stamp: ArtifactStamp) -> Replica:
+    async def make(self, entry: VersionEntry, found: ModelVersion) -> Replica:
         """Read and place a version. Raises GpumuxdError, and then nothing of it is left."""
-        artifact = await self._loading.read(found.artifact)
+        artifact = await self._loading.read(found.artifact, found.artifact_format)
         try:
+            check_hash(found.sha256, artifact.artifact_hash, found.artifact_name)
             link = self._choose(found.manifest)
             self._under_way[link.settings.device] += 1
             try:
-                return await self._place(entry, link, artifact, stamp, found.manifest)
+                return await self._place(entry, link, artifact, found.manifest)
             finally:
                 self._under_way[link.settings.device] -= 1
         except BaseException:
@@ -57,7 +59,7 @@ class Placing:
 
     async def place_again(self, entry: VersionEntry, link: DeviceLink, lost: Replica) -> Replica:
         """The same bits on the next life of the same device. The artifact stays open on failure."""
-        return await self._place(entry, link, lost.artifact, lost.stamp, lost.manifest)
+        return await self._place(entry, link, lost.artifact, lost.manifest)
 
     def _choose(self, manifest: Manifest) -> DeviceLink:
         """The device the manifest asks for, else the one with the fewest models."""
@@ -82,14 +84,11 @@ class Placing:
         entry: VersionEntry,
         link: DeviceLink,
         artifact: LoadedArtifact,
-        stamp: ArtifactStamp,
         manifest: Manifest,
     ) -> Replica:
-        key = f"{entry.label}#{next(self._numbers)}"
+        key = key_of(entry, next(self._numbers))
         permitted = manifest.tenants
-        class_max = self._tenants.class_max(None if permitted is None else frozenset(permitted))
-        if manifest.priority_max is not None:
-            class_max = min(class_max, manifest.priority_max)
+        class_max = self._tenants.class_max_of(manifest)
         frame = LoadModel(
             model=key,
             artifact_hash=artifact.artifact_hash,
@@ -105,7 +104,6 @@ class Placing:
             version=str(entry.version),
             link=link,
             artifact=artifact,
-            stamp=stamp,
             manifest=manifest,
             class_max=class_max,
             loaded=loaded,

@@ -1,38 +1,37 @@
 """The models of the node: which versions there are, what state they are in, who may use them.
 
-Loading a version: find it in the repository, have it read and placed (`placing.py`), let it serve.
-One lock per name orders loads, unloads and
-reloads, so that each of them sees a settled state. It must not know requests; those ask for the
-`Replica` that serves and hold on to it.
+What serves is in `model_table.py`, what is on disk in `catalogue.py`, what changes it in
+`loads.py`; here is what a tenant may see and do of all that. It must not know requests; those ask
+for the `Replica` that serves and hold on to it.
 """
 
-import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NoReturn
-
-import structlog
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NoReturn
 
 from gpumuxd.errors import (
-    GpumuxdError,
     InvalidModel,
     InvalidRequest,
     ModelNotReady,
     PermissionDenied,
     UnknownModel,
 )
-from gpumuxd.models.names import version_number
-from gpumuxd.models.repository import ModelVersion, Repository
+from gpumuxd.models.listing import BrokenEntry, ModelListing, Scan
+from gpumuxd.models.manifest import Manifest
+from gpumuxd.models.names import check_model_name, version_number
+from gpumuxd.models.repository import Repository
 from gpumuxd.node.api import IndexEntry, ModelState, ModelView, Tenant
 from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.journal import Journal
 from gpumuxd.node.loading import Loading
+from gpumuxd.node.loads import Loads
 from gpumuxd.node.model_table import (
     NOT_LOADED,
-    ArtifactStamp,
     ModelTable,
     Replica,
     VersionEntry,
+    VersionFacts,
     may_manage,
     may_see,
 )
@@ -40,28 +39,27 @@ from gpumuxd.node.placing import Placing
 from gpumuxd.node.recovery import Recovery
 from gpumuxd.node.tenants import TenantDirectory
 
-_log = structlog.get_logger()
-
 
 class Registry:
     """All models of one node."""
 
     def __init__(
         self,
-        repository: Repository,
+        repositories: Sequence[Repository],
         loading: Loading,
         tenants: TenantDirectory,
         links: Callable[[], Mapping[str, DeviceLink | None]],
+        journal: Journal,
     ) -> None:
         """`links` tells the link of each configured device, None where it is not up."""
-        self._catalogue = Catalogue(repository)
+        self.catalogue = Catalogue(repositories)
         self._table = ModelTable()
-        self._placing = Placing(self._table, loading, tenants, links)
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.recovery = Recovery(self._table, self._placing, self._locks)
-        self._loads: dict[str, asyncio.Task[None]] = {}  # that a new caller may join
-        self._chosen: dict[str, VersionEntry] = {}  # the version that was loaded last
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._journal = journal
+        placing = Placing(self._table, loading, tenants, links)
+        self.loads = Loads(self.catalogue, self._table, placing, journal)
+        self.recovery = Recovery(self._table, placing, self.loads.locks)
+        self.failures: dict[str, str] = {}
+        """Why models that the node loads by itself can't be loaded."""
 
     # Who serves
 
@@ -82,7 +80,7 @@ class Registry:
     def reason(self, name: str) -> str:
         """Why its newest version does not serve; "" for a model that was never asked for."""
         newest = next(iter(self._table.versions(name)), None)
-        return newest.reason if newest is not None else ""
+        return newest.reason if newest is not None else self.failures.get(name, "")
 
     def replica(self, tenant: Tenant, name: str, version: str) -> Replica | None:
         """What serves this model now; None: nothing does, and `raise_absence` tells why. Touches
@@ -98,10 +96,17 @@ class Registry:
 
     async def raise_absence(self, tenant: Tenant, name: str, version: str) -> NoReturn:
         """Say why nothing serves this model: UnknownModel, ModelNotReady or InvalidModel."""
-        found = await self._find(tenant, name, version)
-        absent = self._table.entry(name, found.version)
-        reason = absent.reason or "it was loaded only just now; retry"
-        raise ModelNotReady(f"model {name!r} version {found.version}: {reason}")
+        number = version_number(version) if version else None
+        listing = await self._find(tenant, name)
+        if number is None:
+            selection = listing.select()
+            if not selection.versions:
+                newest = selection.broken[-1]
+                raise InvalidModel(f"model {name!r} version {newest.version}: {newest.reason}")
+            number = selection.versions[-1].version
+        listing.version(number)
+        reason = self._on_disk(listing, number).reason or "it was loaded only just now; retry"
+        raise ModelNotReady(f"model {name!r} version {number}: {reason}")
 
     async def view(self, tenant: Tenant, name: str, version: str) -> ModelView:
         """A loaded model. Raises UnknownModel or ModelNotReady."""
@@ -114,7 +119,7 @@ class Registry:
             name=name,
             version=str(serving.version),
             versions=tuple(str(entry.version) for entry in reversed(ready)),
-            platform="pytorch_pt2",
+            platform=replica.artifact.platform,
             spec=replica.artifact.spec,
             group_count=replica.loaded.group_count,
             longest_group_ns=replica.loaded.longest_group_ns,
@@ -124,160 +129,95 @@ class Registry:
 
     async def index(self, tenant: Tenant) -> list[IndexEntry]:
         """Every version that the tenant may see, on disk or loaded."""
-        scan = await self._catalogue.scan()
-        entries: dict[tuple[str, str], IndexEntry] = {}
-        if tenant.is_admin:  # who may see a model is not known where its manifest can't be read
-            for broken in scan.broken:
-                entries[broken.name, broken.version] = IndexEntry(
-                    broken.name, broken.version, ModelState.UNAVAILABLE, broken.reason
-                )
-        for found in scan.models:
-            if may_see(found.manifest, tenant):
-                entry = self._table.entry(found.name, found.version)
-                entries[found.name, str(found.version)] = entry.view()
-        for entry in self._table:  # what serves is shown, whatever became of its files
-            if entry.replica is not None and may_see(entry.replica.manifest, tenant):
-                entries[entry.name, str(entry.version)] = entry.view()
-        return [entries[key] for key in sorted(entries, key=lambda key: (key[0], key[1].zfill(9)))]
+        return [facts.entry for facts in await self._facts(tenant)]
+
+    async def versions(self, tenant: Tenant, name: str, version: str) -> list[VersionFacts]:
+        """All versions of a model, or that one, newest first. Raises UnknownModel."""
+        check_model_name(name)
+        number = version_number(version) if version else None
+        named = [facts for facts in await self._facts(tenant) if facts.entry.name == name]
+        if not named:
+            raise UnknownModel(f"no model {name!r}")
+        named = [each for each in named if number in (None, each.number)]
+        if not named:
+            raise UnknownModel(f"model {name!r} has no version {version!r}")
+        return named[::-1]
+
+    async def names(self) -> tuple[str, ...]:
+        """Every name in the repositories."""
+        return tuple(sorted((await self.catalogue.scan()).models))
+
+    async def _facts(self, tenant: Tenant) -> list[VersionFacts]:
+        """Everything that the tenant may see, by name and version."""
+        scan = await self.catalogue.scan()
+        known: dict[tuple[str, str], VersionFacts] = {}
+        if tenant.is_admin:
+            for entry in scan.shadowed:
+                known[entry.name, ""] = _broken(entry, None)
+        for listing in scan.models.values():
+            # Who may see a model is not known where its manifest can't be read.
+            if tenant.is_admin or (listing.is_readable and may_see(listing.manifest, tenant)):
+                for facts in self._listed(listing):
+                    known[listing.name, facts.entry.version] = facts
+        for loaded in self._table:  # what serves is shown, whatever became of its files
+            replica = loaded.replica
+            if replica is not None and may_see(replica.manifest, tenant):
+                view = loaded.view(_note_on_files(scan, loaded))
+                known[loaded.name, view.version] = VersionFacts(view, replica.manifest, replica)
+        if tenant.is_admin:
+            names = {name for name, _ in known}
+            for name, reason in self.failures.items():
+                if name not in names:
+                    known[name, ""] = _broken(BrokenEntry(name, "", reason), None)
+        return [known[key] for key in sorted(known, key=lambda key: (key[0], key[1].zfill(9)))]
+
+    def _listed(self, listing: ModelListing) -> Iterator[VersionFacts]:
+        manifest = listing.manifest if listing.is_readable else None
+        for entry in listing.broken:
+            yield _broken(entry, manifest)
+        for version in listing.versions:
+            yield VersionFacts(self._on_disk(listing, version.version), manifest, None)
+
+    def _on_disk(self, listing: ModelListing, number: int) -> IndexEntry:
+        """A version that is there, and not loaded unless the table says so."""
+        view = self._table.entry(listing.name, number).view()
+        if view.reason == NOT_LOADED and number not in listing.selected:
+            return replace(view, reason=f"{NOT_LOADED}: model.toml's versions do not select it")
+        return view
 
     # Loading and unloading
 
     async def load(self, tenant: Tenant, name: str) -> None:
-        """Load the newest version; return when it serves. Loads of one name become one."""
-        found = await self._find(tenant, name, "")
-        if not may_manage(found.manifest, tenant):
+        """Load what the model's policy selects; return when all of it serves."""
+        listing = await self._find(tenant, name)
+        if not may_manage(listing.manifest, tenant):
             raise PermissionDenied(f"tenant {tenant.name!r} may not load model {name!r}")
-        await self.load_unchecked(name)
-
-    async def load_unchecked(self, name: str) -> None:
-        """As `load`, for the node itself."""
-        task = self._loads.get(name)
-        if task is None:
-            task = self._loads[name] = self._in_background(self._load(name), f"load {name}")
-        await asyncio.shield(task)  # a caller that goes away takes nobody's load with it
+        await self.loads.load(name, is_asked_for=True)
+        self.failures.pop(name, None)
 
     async def unload(self, tenant: Tenant, name: str) -> None:
         """Unload all versions and return when they are gone. No error when none is loaded."""
-        entries = [e for e in self._table.versions(name) if e.replica is not None]
+        entries = self._table.versions(name)
         manifests = [e.replica.manifest for e in entries if e.replica is not None]
         if not manifests:
-            manifests = [(await self._find(tenant, name, "")).manifest]
+            try:
+                manifests = [(await self._find(tenant, name)).manifest]
+            except (UnknownModel, InvalidModel, ModelNotReady):
+                # One that the journal keeps can be forgotten, whatever became of its files.
+                if not tenant.is_admin or name not in self._journal.models:
+                    raise
         if not all(may_see(manifest, tenant) for manifest in manifests):
             raise UnknownModel(f"no model {name!r}")
         if not all(may_manage(manifest, tenant) for manifest in manifests):
             raise PermissionDenied(f"tenant {tenant.name!r} may not unload model {name!r}")
-        # A load that is asked for from now on comes after this and joins none before it.
-        self._loads.pop(name, None)
-        await asyncio.shield(self._in_background(self._unload(name), f"unload {name}"))
+        await self.loads.unload(name)
+        self.failures.pop(name, None)
 
     async def close(self) -> None:
         """Give up loads that run and let go of all artifacts. The devices have ended."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._catalogue.close()
-        for entry in self._table:
-            if entry.replica is not None:
-                entry.replica.artifact.close()
-                entry.replica = None
-
-    # One load
-
-    async def _load(self, name: str) -> None:
-        try:
-            async with self._locks[name]:
-                await self._load_newest(name)
-        finally:
-            if self._loads.get(name) is asyncio.current_task():
-                del self._loads[name]
-
-    async def _load_newest(self, name: str) -> None:
-        found = await self._catalogue.find(name)
-        entry = self._table.entry(name, found.version)
-        stamp = await asyncio.to_thread(ArtifactStamp.of, found.artifact)
-        if self._is_current(entry, found, stamp):
-            return
-        if entry.state is ModelState.UNLOADING:  # replaced a moment ago, and wanted back
-            await self._take_down(entry, NOT_LOADED)
-        if entry.state is ModelState.UNAVAILABLE:
-            entry.move(ModelState.LOADING)
-        try:
-            replica = await self._placing.make(entry, found, stamp)
-        except BaseException as error:
-            if entry.replica is None:
-                reason = error.message if isinstance(error, GpumuxdError) else "load stopped"
-                entry.move(ModelState.UNAVAILABLE, reason)
-            _log.error("model_not_loaded", model=entry.label, reason=str(error))
-            raise
-        self._replace(entry, replica)
-
-    def _replace(self, entry: VersionEntry, replica: Replica) -> None:
-        """From now on this one serves; what it replaces finishes what it has."""
-        old, entry.replica = entry.replica, replica
-        entry.device_losses = 0
-        if entry.state is ModelState.LOADING:
-            entry.move(ModelState.READY)
-        assert entry.state is ModelState.READY, entry
-        if old is not None:
-            self._in_background(_release(old), "release a replica")
-        self._chosen[entry.name] = entry
-        others = [e for e in self._table.versions(entry.name) if e.replica and e is not entry]
-        for other in others:
-            if other.state is ModelState.READY:
-                other.move(ModelState.UNLOADING, f"being replaced by version {entry.version}")
-        if others:
-            self._in_background(self._retire_others(entry.name), f"retire {entry.name}")
-        _log.info(
-            "model_loaded",
-            model=entry.label,
-            device=replica.device,
-            groups=replica.loaded.group_count,
-            longest_group_us=replica.loaded.longest_group_ns // 1000,
-            profile_was_cached=replica.loaded.profile_was_cached,
-        )
-
-    def _is_current(self, entry: VersionEntry, found: ModelVersion, stamp: ArtifactStamp) -> bool:
-        replica = entry.replica
-        return (
-            entry.state is ModelState.READY
-            and replica is not None
-            and replica.is_alive
-            and replica.stamp == stamp
-            and replica.manifest == found.manifest
-        )
-
-    async def _unload(self, name: str) -> None:
-        async with self._locks[name]:
-            await asyncio.gather(
-                *(self._take_down(e, "unloaded") for e in self._table.versions(name) if e.replica)
-            )
-
-    async def _take_down(self, entry: VersionEntry, reason: str) -> None:
-        """Refuse new requests of a version at once, and let go of it when its last one ended.
-
-        Only in tasks of our own: one that a caller could cancel would leave it half down.
-        """
-        replica = entry.replica
-        assert replica is not None
-        if entry.state is ModelState.READY:
-            entry.move(ModelState.UNLOADING)
-        try:
-            await _release(replica)
-        finally:
-            replica.artifact.close()
-            entry.replica = None
-            entry.move(ModelState.UNAVAILABLE, reason)
-        _log.info("model_unloaded", model=entry.label, reason=reason)
-
-    async def _retire_others(self, name: str) -> None:
-        """One version of a model serves, the one loaded last; the others drain without anybody
-        waiting."""
-        async with self._locks[name]:
-            chosen = self._chosen[name]
-            for entry in self._table.versions(name):
-                if entry is not chosen and entry.replica:
-                    await self._take_down(entry, f"replaced by version {chosen.version}")
+        await self.loads.close()
+        await self.catalogue.close()
+        await self._journal.close()
 
     # Finding
 
@@ -290,31 +230,28 @@ class Registry:
             raise UnknownModel(f"no model {name!r}")
         return entry.replica
 
-    async def _find(self, tenant: Tenant, name: str, version: str) -> ModelVersion:
+    async def _find(self, tenant: Tenant, name: str) -> ModelListing:
         """In the repository, as far as this tenant may know."""
-        try:
-            found = await self._catalogue.find(name, version)
-        except InvalidModel:
-            if tenant.is_admin:
-                raise
-            raise UnknownModel(f"no model {name!r}") from None
-        if not may_see(found.manifest, tenant):
+        listing = await self.catalogue.find(name)
+        if not tenant.is_admin and not (listing.is_readable and may_see(listing.manifest, tenant)):
             raise UnknownModel(f"no model {name!r}")
-        return found
-
-    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
-        """A task of our own, which nothing but `close` cancels."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # asked for here, so that one that nobody awaits is not reported
+        listing.check_readable()
+        return listing
 
 
-async def _release(replica: Replica) -> None:
-    await replica.link.unload(replica.key)
-    replica.artifact.close()
+def _broken(entry: BrokenEntry, manifest: Manifest | None) -> VersionFacts:
+    view = IndexEntry(entry.name, entry.version, ModelState.UNAVAILABLE, entry.reason)
+    return VersionFacts(view, manifest, None)
+
+
+def _note_on_files(scan: Scan, loaded: VersionEntry) -> str:
+    """What became of the files of a version that is loaded; "" when they are there."""
+    if loaded.name in scan.unknown:
+        return f"it serves; {scan.unknown[loaded.name]}"
+    listing = scan.models.get(loaded.name)
+    if listing is not None and any(v.version == loaded.version for v in listing.versions):
+        return ""
+    broken = () if listing is None else listing.broken
+    reasons = [e.reason for e in broken if e.version in ("", str(loaded.version))]
+    why = reasons[0] if reasons else "its files are gone from the repository"
+    return f"it serves until it is unloaded; {why}"

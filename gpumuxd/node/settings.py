@@ -3,6 +3,7 @@
 The settings of a device child are in `gpumuxd/settings.py`; these never leave the parent.
 """
 
+import enum
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,11 +83,29 @@ class TenantSettings:
     can't fill it."""
 
 
+ALL_MODELS = "*"
+"""As the one startup model: every model that is in the repositories at the start."""
+
+
+class RepositoryMode(enum.StrEnum):
+    """Who says what is loaded."""
+
+    EXPLICIT = "explicit"  # clients, and the startup models
+    POLL = "poll"  # the repositories: all that is there
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """The whole parent below the front door."""
 
     repository_paths: tuple[Path, ...] = ()
+    repository_mode: RepositoryMode = RepositoryMode.EXPLICIT
+    poll_ns: int = 15 * NS_PER_S
+    """Time between two looks at the repositories, as in Triton; a change counts at the second."""
+
+    journal_path: Path | None = None
+    """Where the models that clients asked for are kept between runs; None: nowhere."""
+
     devices: tuple[DeviceSettings, ...] = (DeviceSettings(),)
     tenants: tuple[TenantSettings, ...] = ()
     startup_models: tuple[str, ...] = ()

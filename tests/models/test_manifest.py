@@ -9,14 +9,17 @@ import pytest
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import InvalidManifest
 from gpumuxd.models.manifest import MANIFEST_BYTES_MAX, Manifest, parse_manifest, read_manifest
+from gpumuxd.models.version_policy import LATEST_MAX, LISTED_MAX, VERSION_MAX, VersionPolicy
 
 
 def test_a_whole_manifest() -> None:
     manifest = parse_manifest(
         b'slo_ms = 32\ntenants = ["voice"]\ndevice = "cpu:1"\npriority_max = "REALTIME"\n'
-        b"batch_max = 8\n"
+        b"batch_max = 8\nversions = { latest = 2 }\n"
     )
-    assert manifest == Manifest(32.0, ("voice",), "cpu:1", PriorityClass.REALTIME, 8)
+    assert manifest == Manifest(
+        32.0, ("voice",), "cpu:1", PriorityClass.REALTIME, 8, VersionPolicy(latest=2)
+    )
     assert manifest.slo_ns == 32_000_000
 
 
@@ -59,6 +62,66 @@ def test_what_is_wrong_is_named(text: str, said: str) -> None:
     with pytest.raises(InvalidManifest) as caught:
         parse_manifest(text.encode())
     assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("'latest'", VersionPolicy(latest=1)),
+        ("{ latest = 1 }", VersionPolicy(latest=1)),
+        (f"{{ latest = {LATEST_MAX} }}", VersionPolicy(latest=LATEST_MAX)),
+        ("'all'", VersionPolicy()),
+        ("[3, 1]", VersionPolicy(listed=(1, 3))),
+        (f"[{VERSION_MAX}]", VersionPolicy(listed=(VERSION_MAX,))),
+        ("'newest'", None),
+        ("1", None),
+        ("true", None),
+        ("{}", None),
+        ("{ latest = 0 }", None),
+        (f"{{ latest = {LATEST_MAX + 1} }}", None),
+        ("{ latest = true }", None),
+        ("{ latest = '1' }", None),
+        ("{ latest = 1, first = 1 }", None),
+        ("{ specific = [1] }", None),
+        ("[]", None),
+        ("[0]", None),
+        ("[-1]", None),
+        ("[1, 1]", None),
+        ("[true]", None),
+        ("['1']", None),
+        (f"[{VERSION_MAX + 1}]", None),
+        (str(list(range(1, LISTED_MAX + 2))), None),
+    ],
+)
+def test_the_version_policy(text: str, policy: VersionPolicy | None) -> None:
+    if policy is not None:
+        assert parse_manifest(f"versions = {text}".encode()).versions == policy
+        return
+    with pytest.raises(InvalidManifest, match=r"versions: expected 'latest', \{ latest = 1 to"):
+        parse_manifest(f"versions = {text}".encode())
+
+
+@pytest.mark.parametrize(
+    ("policy", "there", "selected"),
+    [
+        (VersionPolicy(latest=1), [], []),
+        (VersionPolicy(latest=1), [2, 10, 9], [10]),
+        (VersionPolicy(latest=2), [2, 10, 9], [9, 10]),
+        (VersionPolicy(latest=5), [2, 1], [1, 2]),
+        (VersionPolicy(), [2, 10, 9], [2, 9, 10]),
+        (VersionPolicy(listed=(1, 7)), [7, 8], [1, 7]),
+    ],
+)
+def test_what_a_policy_selects(
+    policy: VersionPolicy, there: list[int], selected: list[int]
+) -> None:
+    assert policy.select(there) == selected
+
+
+def test_another_policy_makes_no_version_another() -> None:
+    some = parse_manifest(b"slo_ms = 1\nversions = 'all'")
+    assert some.serves_as(parse_manifest(b"slo_ms = 1"))
+    assert not some.serves_as(parse_manifest(b"slo_ms = 2\nversions = 'all'"))
 
 
 def test_bytes_that_are_no_text() -> None:

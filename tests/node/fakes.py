@@ -3,6 +3,7 @@ socket pair, and do only what the test asks."""
 
 import asyncio
 import errno
+import hashlib
 import itertools
 import os
 import socket
@@ -216,6 +217,10 @@ def load_never(life: FakeLife, frame: frames.LoadModel) -> None:
     """Says nothing."""
 
 
+def hash_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 class FakeLoader:
     """Spawns fake loaders that answer every Read alike."""
 
@@ -223,6 +228,7 @@ class FakeLoader:
         self.spec = spec
         self.children: list[FakeChild] = []
         self.refusals = 0
+        self.formats: list[str] = []
         self.held: list[Channel] = []
         self.answer: Callable[[Channel, bytes], None] = self.read_well
         self.on_read: Callable[[], None] = lambda: None
@@ -244,7 +250,9 @@ class FakeLoader:
                 received = None
             loop.remove_reader(channel.fileno())
             if received is not None:
-                _, (artifact_fd,) = received
+                frame, (artifact_fd,) = received
+                assert isinstance(frame, frames.Read)
+                self.formats.append(frame.artifact_format)
                 data = os.read(artifact_fd, 100)
                 os.close(artifact_fd)
                 self.on_read()
@@ -258,7 +266,7 @@ class FakeLoader:
     def read_well(self, channel: Channel, data: bytes) -> None:
         fds = [sealed_memfd("fake", lambda file: file.write(data)) for _ in range(2)]
         spec = msgspec.msgpack.encode(self.spec)
-        channel.send(frames.ReadDone(f"hash of {data!r}", spec, 1, 1, 1), fds)
+        channel.send(frames.ReadDone(hash_of(data), spec, 1, 1, 1), fds)
         for fd in fds:
             os.close(fd)
 

@@ -1,12 +1,11 @@
 """The node with fake children: each path of a request, a model and a device, without torch."""
 
 import asyncio
-import contextlib
 import os
 import re
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,124 +31,34 @@ from gpumuxd.errors import (
     UnknownModel,
 )
 from gpumuxd.models.repository import Repository
-from gpumuxd.node.api import InferReply, ModelState, Tenant
+from gpumuxd.node.api import InferReply, ModelState
 from gpumuxd.node.loading import Loading
-from gpumuxd.node.model_table import ArtifactStamp
 from gpumuxd.node.node import Node
 from gpumuxd.node.settings import (
     LinkSettings,
     LoaderSettings,
-    NodeSettings,
     RestartSettings,
     TenantSettings,
 )
 from gpumuxd.node.tenants import DEFAULT_TENANT
-from gpumuxd.settings import DeviceSettings, Order, SchedulerSettings, Slicing
-from gpumuxd.units import MIB, NS_PER_MS, NS_PER_S
+from gpumuxd.settings import Order, SchedulerSettings, Slicing
+from gpumuxd.units import NS_PER_MS, NS_PER_S
 from gpumuxd.wire import frames
 from tests.node.fakes import (
     SPEC,
     WAIT_S,
-    FakeDevice,
     FakeLife,
     FakeLoader,
     add_model,
     call,
+    hash_of,
     int32,
     load_badly,
     load_deadly,
     load_never,
     load_well,
 )
-
-ADMIN = Tenant("admin", is_admin=True)
-VOICE = Tenant("voice", priority_max=PriorityClass.REALTIME)
-INDEX = Tenant("index", priority_max=PriorityClass.BEST_EFFORT, priority_default=3)
-TENANTS = tuple(TenantSettings(tenant) for tenant in (ADMIN, VOICE, INDEX))
-
-CPU_0 = DeviceSettings("cpu:0", arena_bytes=MIB)
-CPU_1 = DeviceSettings("cpu:1", arena_bytes=MIB)
-FAST = RestartSettings(delay_ns_first=1, delay_ns_max=1)
-
-# The fake child lives on the parent's own loop: what makes the one late makes the other late.
-IMPATIENT = LinkSettings(
-    ping_interval_ns=NS_PER_MS, silence_ns_max=20 * NS_PER_MS, parent_lag_ns_max=5 * NS_PER_MS
-)
-
-
-def open_files() -> set[str]:
-    """Arenas, artifacts and (fake) processes that are open. Other files are not the node's: gRPC
-    may be alive in this process from another test, and opens and closes what it likes."""
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one that listed them
-            target = os.readlink(f"/proc/self/fd/{fd}")
-            if target.startswith(("/memfd:", "pipe:")):
-                found.add(f"{fd} {target}")
-    return found
-
-
-class World:
-    """A node, its repository and its fake children."""
-
-    def __init__(self, path: Path) -> None:
-        self.repository = path
-        self.device = FakeDevice()
-        self.loader = FakeLoader()
-        self.readiness: list[bool] = []
-        self._ready_changed = asyncio.Event()
-        self.settings = NodeSettings(
-            repository_paths=(path,), devices=(CPU_0,), restart=FAST, startup_models=()
-        )
-
-    @asynccontextmanager
-    async def started(self, **changes: object) -> AsyncIterator[Node]:
-        """A node that is up and has loaded its startup models."""
-        self.settings = replace(self.settings, **changes)
-        open_before = open_files()
-        self.node = Node(
-            self.settings,
-            spawn_device=self.device.spawn,
-            spawn_loader=self.loader.spawn,
-            on_readiness=self._hear,
-        )
-        try:
-            await self.node.start()
-            await self.node.load_startup_models()
-            yield self.node
-        finally:
-            await self.node.stop()
-            assert self.node.requests_in_flight == 0
-            assert open_files() <= open_before
-            for life in self.device.lives:
-                assert life.is_reaped
-            for loader in self.loader.children:
-                assert loader.is_reaped
-
-    async def wait_ready(self, is_ready: bool = True) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while self.node.is_ready() != is_ready:
-                self._ready_changed.clear()
-                await self._ready_changed.wait()
-
-    def _hear(self, is_ready: bool) -> None:
-        self.readiness.append(is_ready)
-        self._ready_changed.set()
-
-    @property
-    def life(self) -> FakeLife:
-        return self.device.life
-
-    async def state(self, name: str = "m", version: str = "1") -> tuple[ModelState, str]:
-        entries = await self.node.index(ADMIN)
-        (entry,) = [e for e in entries if (e.name, e.version) == (name, version)]
-        return entry.state, entry.reason
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    add_model(tmp_path, "m")
-    return World(tmp_path)
+from tests.node.world import ADMIN, CPU_0, CPU_1, IMPATIENT, INDEX, TENANTS, VOICE, World
 
 
 def start(node: Node, *values: int, **fields: object) -> "asyncio.Task[InferReply]":
@@ -761,16 +670,18 @@ async def test_a_changed_artifact_is_loaded_anew_and_a_bad_one_leaves_the_old(
         world.device.on_load = load_badly
         with pytest.raises(InvalidModel, match="does not compile"):
             await node.load(DEFAULT_TENANT, "m")
-        assert await world.state() == (ModelState.READY, "")
+        note = "it serves as it was loaded before: it does not compile"
+        assert await world.state() == (ModelState.READY, note)
         assert node.is_ready()
         world.device.on_load = load_well
         add_model(world.repository, "m", data=b"better")
         await node.load(DEFAULT_TENANT, "m")
+        assert await world.state() == (ModelState.READY, "")
         (unload,) = await world.life.wait_for(frames.UnloadModel)
         assert unload.model == "m/1#1"
         loads = world.life.of(frames.LoadModel)
         assert [x.artifact_hash for x in loads] == [
-            f"hash of {data!r}" for data in (b"v1", b"broken", b"better")
+            hash_of(data) for data in (b"v1", b"broken", b"better")
         ]
 
 
@@ -818,15 +729,6 @@ async def test_a_loader_that_hangs_is_killed_in_time(world: World) -> None:
             await node.load(DEFAULT_TENANT, "m")
         assert [child.how for child in world.loader.children] == ["signal SIGKILL"]
         world.loader.held.pop().close()
-
-
-async def test_an_artifact_that_goes_away_is_not_ready(world: World) -> None:
-    async with world.started() as node:
-        world.loader.on_read = (world.repository / "m" / "1" / "model.pt2").unlink
-        await node.load(DEFAULT_TENANT, "m")
-        assert await world.state() == (ModelState.READY, "")  # what serves is shown and serves on
-        with pytest.raises(InvalidModel, match=r"'m' version 1: model.pt2 is missing"):
-            await node.load(DEFAULT_TENANT, "m")
 
 
 async def test_an_artifact_that_became_a_pipe_is_refused_before_a_loader_starts(
@@ -878,11 +780,10 @@ async def test_no_look_at_the_disk_is_made_on_the_event_loop(
             looks.append(name)
             return real(*arguments)
 
-        monkeypatch.setattr(owner, name, staticmethod(look) if name == "of" else look)
+        monkeypatch.setattr(owner, name, look)
 
     watched(Repository, "scan")
     watched(Repository, "find")
-    watched(ArtifactStamp, "of")
     async with world.started() as node:
         await node.index(ADMIN)
         for fails in (node.infer(call()), node.model_view(DEFAULT_TENANT, "m", "")):
@@ -890,7 +791,7 @@ async def test_no_look_at_the_disk_is_made_on_the_event_loop(
                 await fails
         await node.load(DEFAULT_TENANT, "m")
         await node.unload(DEFAULT_TENANT, "m")
-    assert looks == ["scan", "find", "find", "find", "find", "of"]
+    assert looks == ["scan", "find", "find", "find", "find"]
 
 
 # What the log and the status say

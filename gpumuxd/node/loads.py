@@ -1,0 +1,253 @@
+"""Loads and unloads of models: from what serves to what the repository says should serve.
+
+A load brings up every version that the manifest's policy selects, beside what serves already, and
+lets the others go when all of them serve. One lock per name orders loads, unloads and reloads, so
+that each of them sees a settled state. It must not know requests or who may ask.
+
+Invariants: a version that serves goes on serving until one that replaces it serves, or until it is
+unloaded; what the journal says of a model is settled before the next load or unload of it begins.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from gpumuxd.errors import GpumuxdError, InvalidModel, ModelNotReady
+from gpumuxd.models.listing import BrokenEntry, ModelListing, ModelVersion
+from gpumuxd.node.api import ModelState
+from gpumuxd.node.catalogue import Catalogue
+from gpumuxd.node.journal import Journal
+from gpumuxd.node.model_table import NOT_LOADED, ModelTable, Replica, VersionEntry
+from gpumuxd.node.placing import Placing
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Load:
+    """A load that has not begun, and which others may join."""
+
+    task: "asyncio.Task[None] | None" = None
+    is_asked_for: bool = False
+
+
+class Loads:
+    """All loads and unloads of one node."""
+
+    def __init__(
+        self, catalogue: Catalogue, table: ModelTable, placing: Placing, journal: Journal
+    ) -> None:
+        self._catalogue = catalogue
+        self._table = table
+        self._placing = placing
+        self._journal = journal
+        self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._waiting: dict[str, _Load] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def load(self, name: str, is_asked_for: bool = False, retries: bool = True) -> None:
+        """Load what the policy selects; return when all of it serves. Loads of one name that wait
+        become one.
+
+        is_asked_for  by a client: the journal keeps it
+        retries       also what failed before and did not change since
+        """
+        load = self._waiting.get(name)
+        if load is None:
+            load = self._waiting[name] = _Load()
+            load.task = self._in_background(self._load(name, load, retries), f"load {name}")
+        load.is_asked_for |= is_asked_for
+        assert load.task is not None
+        await asyncio.shield(load.task)  # a caller that goes away takes nobody's load with it
+
+    async def unload(self, name: str, reason: str = "unloaded") -> None:
+        """Unload all versions and return when they are gone."""
+        # A load that is asked for from now on comes after this and joins none before it.
+        self._waiting.pop(name, None)
+        await asyncio.shield(self._in_background(self._unload(name, reason), f"unload {name}"))
+
+    def has_untried(self, listing: ModelListing) -> bool:
+        """Is there a version that should serve, does not, and may if it is tried again as it is?"""
+        try:
+            wanted = listing.select().versions
+        except GpumuxdError:
+            return False
+        return not all(self._has_failed(found) or self._is_current(found) for found in wanted)
+
+    async def close(self) -> None:
+        """Give up loads that run and let go of all artifacts. The devices have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for entry in self._table:
+            if entry.replica is not None:
+                entry.replica.artifact.close()
+                entry.replica = None
+
+    # One load
+
+    async def _load(self, name: str, load: _Load, retries: bool) -> None:
+        async with self.locks[name]:
+            # From here on the disk is looked at: who asks now wants what is there now.
+            if self._waiting.get(name) is load:
+                del self._waiting[name]
+            try:
+                await self._bring_up(name, retries)
+            finally:
+                if load.is_asked_for and self._table.serving(name, None) is not None:
+                    await self._journal.add(name)
+
+    async def _bring_up(self, name: str, retries: bool) -> None:
+        listing = await self._catalogue.find(name)
+        selection = listing.select()
+        for broken in selection.broken:
+            self._table.entry(name, int(broken.version)).fail(None, broken.reason)
+        wanted = [v for v in selection.versions if retries or not self._has_failed(v)]
+        results = await asyncio.gather(
+            *(self._bring_up_version(version) for version in wanted), return_exceptions=True
+        )
+        failed: list[tuple[int, GpumuxdError]] = []
+        for version, result in zip(wanted, results, strict=True):
+            if isinstance(result, GpumuxdError):
+                failed.append((version.version, result))
+            elif result is not None:
+                raise result
+        if failed or selection.broken or len(wanted) < len(selection.versions):
+            error = self._failure(name, failed, selection.broken)
+            if error is not None:
+                raise error
+        else:
+            self._retire_others(name, [version.version for version in selection.versions])
+
+    def _has_failed(self, found: ModelVersion) -> bool:
+        return self._table.entry(found.name, found.version).failed == found
+
+    def _is_current(self, found: ModelVersion) -> bool:
+        entry = self._table.entry(found.name, found.version)
+        return entry.is_ready and entry.replica is not None and entry.replica.is_current(found)
+
+    def _failure(
+        self,
+        name: str,
+        failed: Sequence[tuple[int, GpumuxdError]],
+        broken: Iterable[BrokenEntry],
+    ) -> GpumuxdError | None:
+        """One error for all versions that failed; None if none did that was tried."""
+        reasons = {int(entry.version): entry.reason for entry in broken}
+        reasons.update((version, error.message) for version, error in failed)
+        if not reasons:
+            return None
+        # What may go better next time is told only when nothing else is wrong.
+        kinds: list[type[GpumuxdError]] = [InvalidModel for _ in broken]
+        kinds += [type(error) for _, error in failed]
+        kind = min(kinds, key=lambda kind: kind.retryable)
+        each = "; ".join(f"version {number}: {reasons[number]}" for number in sorted(reasons))
+        serving = [str(entry.version) for entry in self._table.versions(name) if entry.is_ready]
+        still = f" (version {', '.join(reversed(serving))} serves)" if serving else ""
+        return kind(f"model {name!r} {each}{still}")
+
+    async def _bring_up_version(self, found: ModelVersion) -> None:
+        entry = self._table.entry(found.name, found.version)
+        if self._is_current(found):
+            entry.note, entry.failed = "", None
+            return
+        if entry.state is ModelState.UNLOADING:  # replaced a moment ago, and wanted back
+            await self._take_down(entry, NOT_LOADED)
+        if entry.state is ModelState.UNAVAILABLE:
+            entry.move(ModelState.LOADING)
+        try:
+            replica = await self._placing.make(entry, found)
+        except BaseException as error:
+            # Next time may be better for what is not ready; a model that ends its device, or finds
+            # no room there, is tried again when it is asked for or when it changes.
+            failed = None if isinstance(error, ModelNotReady) else found
+            entry.fail(failed, error.message if isinstance(error, GpumuxdError) else "load stopped")
+            _log.error("model_not_loaded", model=entry.label, reason=str(error))
+            raise
+        self._replace(entry, replica)
+
+    def _replace(self, entry: VersionEntry, replica: Replica) -> None:
+        """From now on this one serves; what it replaces finishes what it has."""
+        old, entry.replica = entry.replica, replica
+        entry.device_losses, entry.note, entry.failed = 0, "", None
+        if entry.state is ModelState.LOADING:
+            entry.move(ModelState.READY)
+        assert entry.is_ready, entry
+        if old is not None:
+            self._in_background(_release(old), "release a replica")
+        _log.info(
+            "model_loaded",
+            model=entry.label,
+            device=replica.device,
+            groups=replica.loaded.group_count,
+            longest_group_us=replica.loaded.longest_group_ns // 1000,
+            profile_was_cached=replica.loaded.profile_was_cached,
+        )
+
+    def _retire_others(self, name: str, wanted: Sequence[int]) -> None:
+        """Versions that are not selected take nothing new, and drain without anybody waiting."""
+        others = [
+            (entry, entry.replica)
+            for entry in self._table.versions(name)
+            if entry.replica is not None and entry.version not in wanted
+        ]
+        reason = f"replaced by version {', '.join(map(str, wanted))}"
+        for other, _ in others:
+            if other.is_ready:
+                other.move(ModelState.UNLOADING, f"being {reason}")
+        if others:
+            self._in_background(self._retire(name, others, reason), f"retire {name}")
+
+    async def _retire(
+        self, name: str, others: Sequence[tuple[VersionEntry, Replica]], reason: str
+    ) -> None:
+        async with self.locks[name]:
+            for entry, replica in others:
+                if entry.replica is replica:  # else it was wanted back meanwhile
+                    await self._take_down(entry, reason)
+
+    async def _unload(self, name: str, reason: str) -> None:
+        async with self.locks[name]:
+            await asyncio.gather(
+                *(self._take_down(e, reason) for e in self._table.versions(name) if e.replica)
+            )
+            await self._journal.remove(name)
+
+    async def _take_down(self, entry: VersionEntry, reason: str) -> None:
+        """Refuse new requests of a version at once, and let go of it when its last one ended.
+
+        Only in tasks of our own: one that a caller could cancel would leave it half down.
+        """
+        replica = entry.replica
+        assert replica is not None
+        if entry.is_ready:
+            entry.move(ModelState.UNLOADING)
+        try:
+            await _release(replica)
+        finally:
+            replica.artifact.close()
+            entry.replica = None
+            entry.move(ModelState.UNAVAILABLE, reason)
+        _log.info("model_unloaded", model=entry.label, reason=reason)
+
+    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        """A task of our own, which nothing but `close` cancels."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # asked for here, so that one that nobody awaits is not reported
+
+
+async def _release(replica: Replica) -> None:
+    await replica.link.unload(replica.key)
+    replica.artifact.close()

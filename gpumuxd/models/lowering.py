@@ -18,6 +18,7 @@ from gpumuxd.models.arithmetic import ARITY, Number
 from gpumuxd.models.limits import ReadLimits
 from gpumuxd.models.operators import (
     ATEN_PREFIX,
+    BLANK_OPERATORS,
     DROPPED,
     INTEGER_OPERATORS,
     SCALAR_OPERATORS,
@@ -35,6 +36,7 @@ from gpumuxd.models.plan import (
     Weight,
     operands,
 )
+from gpumuxd.models.regions import DEPTH_MAX, Region, region_of
 from gpumuxd.models.weights import DATATYPES, STRIDED_LAYOUT
 
 _POSITIONAL, _KEYWORD = 1, 2
@@ -76,6 +78,7 @@ class Lowering:
         self._numbers: dict[Slot, str] = {}
         self._weight_sources: dict[str, WeightSource] = {}
         self._calls: list[_Call] = []
+        self._depth = 0
         self.slot_count = 0
 
     def add_input(self, name: str) -> None:
@@ -93,20 +96,56 @@ class Lowering:
             raise InvalidModel(f"more than {self._limits.nodes_max} nodes (nodes_max)")
         if len(node.inputs) > self._limits.arguments_max:
             raise InvalidModel(f"{where}: {len(node.inputs)} arguments (arguments_max)")
+        region = region_of(node, where)
+        if region is not None:
+            self._add_region(region, where)
+            return
         operator, effect = _allowed(node.target)
         arguments, keywords = self._arguments(node.inputs, where)
+        if node.target in BLANK_OPERATORS:
+            keywords = (
+                _without_layout(keywords, where) if operator == "aten.zeros.default" else keywords
+            )
         if operator in SCALAR_OPERATORS:
             self._check_numbers(SCALAR_OPERATORS[operator], arguments, keywords, where)
         required = allow_list().required.get(operator.removeprefix("aten."))
         if required is not None:
             _check_required(required, arguments, dict(keywords), where)
         is_shared = self._check_effect(effect, arguments, keywords, where)
-        results, returns_list = self._results(node.outputs, is_shared, where)
+        outputs = node.outputs
+        if operator.removeprefix("aten.") in allow_list().first_result_only:
+            # The others stay undefined, so that whoever reads one is refused.
+            outputs = [*outputs[:1], *(schema.Argument(as_none=True) for _ in outputs[1:])]
+        results, returns_list = self._results(outputs, is_shared, where)
         self._calls.append(_Call(operator, arguments, keywords, results, returns_list))
+
+    def _add_region(self, region: Region, where: str) -> None:
+        """The nodes of a region, in its place. Its names are its own."""
+        if self._depth == DEPTH_MAX:
+            raise InvalidModel(f"{where}: more than {DEPTH_MAX} regions inside each other")
+        given = [self._argument(argument.arg, where) for argument in region.arguments]
+        outer, self._values = self._values, {}
+        self._depth += 1
+        for value, argument in zip(given, region.graph.inputs, strict=True):
+            self._bind(_name_of(argument, where), value, where)
+        for node in region.graph.nodes:
+            self.add_node(node)
+        made = [self._argument(result, where) for result in region.graph.outputs]
+        self._depth -= 1
+        self._values = outer
+        for value, result in zip(made, region.results, strict=True):
+            self._bind(_name_of(result, where), value, where)
+
+    def _bind(self, name: str, value: Argument, where: str) -> None:
+        """One more name for something that has one."""
+        self._check_new(name)
+        if not isinstance(value, Slot | Weight):
+            raise InvalidModel(f"{where}: {name[:80]!r} stands for something that is no result")
+        self._values[name] = value
 
     def read(self, name: str, where: str) -> Slot | Weight:
         """The operand of a name that was defined before."""
-        if name not in self._values and name in self._weight_sources:
+        if name not in self._values and name in self._weight_sources and self._depth == 0:
             weight = Weight(self._weight_sources[name]())
             self._values[name] = weight
             self._shared.add(weight)
@@ -171,7 +210,8 @@ class Lowering:
         return tuple(reversed(nodes))
 
     def _check_new(self, name: str) -> None:
-        if name in self._values or name in self._weight_sources:
+        is_weight = name in self._weight_sources and self._depth == 0
+        if name in self._values or is_weight:
             raise InvalidModel(f"the graph defines {name[:80]!r} twice")
 
     def _define(self, name: str, is_shared: bool) -> int:
@@ -223,6 +263,8 @@ class Lowering:
                 return self._many(value, where)
             case "as_float":
                 return _float(value, where)
+            case "as_graph":
+                raise InvalidModel(f"{where}: this operator takes no graph")
             case "as_int" | "as_bool" | "as_string":
                 return value  # type: ignore[no-any-return]  # msgspec checked the type
             case _:
@@ -327,9 +369,35 @@ def is_keyword(name: str) -> bool:
     return name.isascii() and name.isidentifier() and len(name) <= 64
 
 
+def _name_of(argument: schema.Argument, where: str) -> str:
+    """The name of a region's input or result."""
+    match schema.variant(argument, where):
+        case _, schema.TensorArgument(name=name):
+            return name
+        case _, (
+            schema.SymIntArgument(as_name=str() as name)
+            | schema.SymBoolArgument(as_name=str() as name)
+            | schema.SymFloatArgument(as_name=str() as name)
+        ):
+            return name
+        case kind, _:
+            raise InvalidModel(f"{where}: a region can't take or give a value of kind {kind}")
+
+
+def _without_layout(
+    keywords: tuple[tuple[str, Argument], ...], where: str
+) -> tuple[tuple[str, Argument], ...]:
+    """`zeros` has no layout in memory to choose, as `empty` has; without one it is contiguous."""
+    formats = [value for name, value in keywords if name == "memory_format"]
+    if formats not in ([], [None], [Constant("memory_format", "contiguous_format")]):
+        raise InvalidModel(f"{where}: memory_format must be contiguous (use torch.zeros)")
+    return tuple(item for item in keywords if item[0] != "memory_format")
+
+
 def _allowed(target: str) -> tuple[str, Effect]:
     if target in INTEGER_OPERATORS:
         return INTEGER_OPERATORS[target], Effect.FRESH
+    target = BLANK_OPERATORS.get(target, target)
     name = target.removeprefix(ATEN_PREFIX)
     effect = allow_list().effects.get(name) if target.startswith(ATEN_PREFIX) else None
     if effect is None:

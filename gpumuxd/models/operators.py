@@ -38,11 +38,13 @@ class RequiredArgument:
 @dataclass(frozen=True, slots=True)
 class AllowList:
     """The whole list, by aten name (`"add.Tensor"`). `refused` says of some operators that people
-    do meet why they can't be allowed, and what to write instead."""
+    do meet why they can't be allowed, and what to write instead. Of `first_result_only` nobody may
+    read the other results."""
 
     effects: Mapping[str, Effect]
     required: Mapping[str, RequiredArgument]
     refused: Mapping[str, str]
+    first_result_only: frozenset[str]
 
 
 INTEGER_OPERATORS: Mapping[str, str] = {
@@ -111,6 +113,14 @@ SCALAR_OPERATORS: Mapping[str, str] = {
 SIZE_OPERATORS = frozenset({"int.size", "int.numel"})
 """Plan names of what is asked of a tensor."""
 
+BLANK_OPERATORS: Mapping[str, str] = {
+    "torch.ops.aten.empty.memory_format": "torch.ops.aten.zeros.default",
+    "torch.ops.aten.empty_like.default": "torch.ops.aten.zeros_like.default",
+    "torch.ops.aten.new_empty.default": "torch.ops.aten.new_zeros.default",
+}
+"""What shows old memory, and what is called in its place: what is in an empty tensor is for whoever
+made it to say, and zeros are as good as anything. Models fill such a tensor before they read it."""
+
 DROPPED = frozenset({"torch.ops.aten._assert_tensor_metadata.default"})
 """Checks of types that follow from the checks of the inputs, which the daemon makes itself."""
 
@@ -137,7 +147,11 @@ def allow_list() -> AllowList:
     }
     refused = {name: group["reason"] for group in data["refused"] for name in group["operators"]}
     assert not refused.keys() & effects.keys(), "an operator is allowed or refused"
-    return AllowList(effects, required, refused)
+    first_result_only = {
+        name: group["reason"] for group in data["first_result_only"] for name in group["operators"]
+    }
+    assert first_result_only.keys() <= effects.keys(), "these are allowed operators"
+    return AllowList(effects, required, refused, frozenset(first_result_only))
 
 
 def is_allowed(plan_name: str) -> bool:

@@ -89,6 +89,7 @@ class Argument(Struct, frozen=True):
     as_sym_bool: SymBoolArgument | UnsetType = UNSET
     as_optional_tensors: list[OptionalTensorArgument] | UnsetType = UNSET
     as_optional_tensor: OptionalTensorArgument | UnsetType = UNSET
+    as_graph: "GraphArgument | UnsetType" = UNSET
 
 
 class NamedArgument(Struct, frozen=True):
@@ -145,6 +146,13 @@ class Graph(Struct, frozen=True):
     outputs: list[Argument]
     nodes: list[Node]
     tensor_values: dict[str, TensorMeta]
+
+
+class GraphArgument(Struct, frozen=True):
+    """A graph inside a node, see `regions.py`."""
+
+    name: str
+    graph: Graph
 
 
 class UserInputSpec(Struct, frozen=True):

@@ -14,6 +14,7 @@ from gpumuxd.errors import InvalidModel
 from gpumuxd.models import arithmetic
 from gpumuxd.models.operators import SCALAR_OPERATORS, SIZE_OPERATORS, is_allowed
 from gpumuxd.models.plan import Constant
+from gpumuxd.programs.guarded import GUARDED
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -54,6 +55,8 @@ def resolve(name: str) -> Callable[..., Any]:
         return partial(arithmetic.apply, SCALAR_OPERATORS[name])
     if name in SIZE_OPERATORS:
         return _OF_TENSORS[name]
+    if name in GUARDED:
+        return GUARDED[name]
     overload = overload_of(name.removeprefix("aten."))
     # The bound builtin behind an OpOverload: the same dispatch without a Python frame around it,
     # about 0.3 us a node.

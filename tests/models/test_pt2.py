@@ -235,7 +235,7 @@ def unary(target: str, operand: str) -> dict[str, Any]:
     [
         (node("torch.os.system", [argument("c", {"as_string": "id"})], "z"), "'torch.os.system'"),
         (unary("from_file.default", "x"), "'torch.ops.aten.from_file.default' is not allowed"),
-        (unary("empty_like.default", "x"), "'torch.ops.aten.empty_like.default' is not allowed"),
+        (unary("empty_strided.default", "x"), "is not allowed: it shows what was in memory before"),
         (unary("torch.ops.prim.device.default", "x"), "'torch.ops.prim.device.default'"),
         (unary("relu", "x"), "'torch.ops.aten.relu' is not allowed"),
         (unary("_operator.matmul", "x"), "'_operator.matmul' is not allowed"),
@@ -257,7 +257,7 @@ def unary(target: str, operand: str) -> dict[str, Any]:
         (unary("relu.default", "nowhere"), "reads 'nowhere', which nothing before it defines"),
         (unary("relu.default", "y"), "reads 'y', which nothing before it defines"),
         (node("relu.default", [argument("self", tensor("x"))], "x"), "defines 'x' twice"),
-        (node("relu.default", [argument("self", {"as_graph": {}})], "z"), "one known kind"),
+        (node("relu.default", [argument("self", {"as_custom_obj": {}})], "z"), "one known kind"),
         (node("relu.default", [argument("self", {})], "z"), "one known kind of value, got 0"),
         (
             node("relu.default", [argument("self", {"as_int": 1, "as_bool": True})], "z"),

@@ -1,9 +1,10 @@
 """The process of a device child: what it does once, before and after the loop.
 
 Order matters. First it ties its life to the parent's, then it hears what it is (Start), and only
-then does it import torch, which takes a second or two. It ends in one of three ways: after Stop or
-SIGTERM, when everything admitted is finished; at once, when the parent is gone; and by an
-assertion, with a traceback in the log, which the parent sees as a lost device.
+then does it import torch, which takes a second or two. Before it hears of a model it gives up what
+computing does not need (`confinement.py`). It ends in one of three ways: after Stop or SIGTERM,
+when everything admitted is finished; at once, when the parent is gone; and by an assertion, with a
+traceback in the log, which the parent sees as a lost device.
 """
 
 import gc
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from gpumuxd.device import confinement
 from gpumuxd.device.log import log
 from gpumuxd.wire.arena import ArenaMap
 from gpumuxd.wire.channel import Channel, ChannelClosed, MalformedFrame
@@ -42,9 +44,11 @@ def main(arguments: Sequence[str]) -> int:
         set_parent_death_signal(start.parent_pid)
         # Off from the first import on: a collection may come at any moment otherwise.
         gc.disable()
+        confinement.import_numpy()
         # Here and not at the top: the parent's death must count before this takes its time.
         from gpumuxd.device.serving import serve
 
+        confinement.give_up_rights(start.settings)
         serve(channel, start, arena)
         return 0
     except (ChannelClosed, ParentGone) as error:

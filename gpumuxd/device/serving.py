@@ -10,6 +10,7 @@ import torch
 
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.device.confinement import limit_memory
 from gpumuxd.device.log import log
 from gpumuxd.device.loop import DeviceLoop
 from gpumuxd.device.mailbox import Mailbox
@@ -30,6 +31,7 @@ def serve(channel: Channel, start: Start, arena: ArenaMap) -> None:
     settings = _without_arena(start.settings, arena)
     kind, _, _ = settings.device.partition(":")
     assert kind == "cpu", f"no executor for device {settings.device!r}"
+    limit_memory(settings.scheduler.memory_bytes_max)
     # Before the device thread starts, which inherits it.
     set_timer_slack(TIMER_SLACK_NS)
     torch.set_num_threads(settings.threads)

@@ -2,13 +2,15 @@
 
 A process of its own, because reading an artifact next to the device loop moved its wake p99 from
 0.1 to about 100 ms, and because a reader of foreign bytes should have nothing to lose: it has no
-descriptor but the channel and the artifact, bounds its own memory, time and file sizes, and dies
-with its parent. It never imports torch.
+descriptor but the channel and the artifact, bounds its own memory, time and file sizes, gives up
+files, processes and connections before it looks at the artifact (`wire/sandbox.py`), and dies with
+its parent. It never imports torch.
 
 The answer to one Read frame is ReadDone with the plan and the weights in two sealed memfds, or
 ReadFailed with a reason for the artifact's owner.
 """
 
+import codecs
 import hashlib
 import os
 import resource
@@ -22,11 +24,13 @@ import msgspec
 from gpumuxd.errors import InvalidModel
 from gpumuxd.models import plan as plans
 from gpumuxd.models.limits import DEFAULT_LIMITS, ReadLimits
+from gpumuxd.models.operators import allow_list
 from gpumuxd.models.pt2 import Artifact
 from gpumuxd.units import GIB, MIB
 from gpumuxd.wire.channel import Channel, ChannelClosed
 from gpumuxd.wire.frames import Read, ReadDone, ReadFailed
 from gpumuxd.wire.process import ParentGone, sealed_memfd, set_parent_death_signal
+from gpumuxd.wire.sandbox import Policy, confine
 
 ADDRESS_SPACE_BYTES_MAX = 2 * GIB
 """Decoding a graph of 60 MiB took 0.4 GiB; weights are copied in pieces, not mapped."""
@@ -61,6 +65,7 @@ def serve(channel: Channel) -> None:
     frame, descriptors = _receive(channel)
     assert isinstance(frame, Read), f"expected Read, got {type(frame).__name__}"
     (artifact_fd,) = descriptors
+    give_up_rights()
     limit_resources(frame.model_bytes_max)
     try:
         done, made = _read_descriptor(artifact_fd, frame.model_bytes_max)
@@ -123,6 +128,20 @@ def limit_resources(model_bytes_max: int) -> None:
             # The soft limit sends SIGXCPU, the hard one SIGKILL, which anybody could have sent.
             above += 1
         resource.setrlimit(kind, (bounded, above))
+
+
+def give_up_rights() -> None:
+    """From here on: no process, connection, file or right that an ordinary account would have."""
+    parent_pid = os.getppid()
+    # All that Python would open later, when it may no more: a data file, and the encoding of
+    # names in a zip file that are not said to be UTF-8.
+    allow_list()
+    codecs.lookup("cp437")
+    confinement = confine(Policy())
+    for measure, reason in confinement.missing:
+        print(f"gpumuxd.loader: this machine has no {measure} for it: {reason}", file=sys.stderr)
+    # Becoming another account cleared it.
+    set_parent_death_signal(parent_pid)
 
 
 def _out_of_memory() -> str:

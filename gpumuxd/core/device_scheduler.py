@@ -420,6 +420,11 @@ class DeviceScheduler:
             admitted=self._live,
         )
 
+    def bound_ns(self, priority_class: PriorityClass) -> int | None:
+        """The bound on work in flight that an arrival of this class could be ordered ahead of, as
+        of the last poll. None: no loaded model reaches the class."""
+        return self._launcher.bounds.of(priority_class)
+
     def why_waiting(self, request_id: int) -> str:
         """For people: why this request does not move now, empty if it is not waiting."""
         cursor = self._cursors.get(request_id)

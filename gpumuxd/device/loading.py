@@ -1,14 +1,16 @@
 """Models from LoadModel to ModelReleased: open, measure, cut, measure again, serve, let go.
 
-One load goes on at a time, in short steps between turns of the device loop; what is long, making
-code of a plan, is done on a thread of its own (`steps.build`). It must not know order or slices.
+One load goes on at a time, in short steps between turns of the device loop: nothing of it may be
+felt by who is served meanwhile. What is long and computes, bringing the weights in and measuring,
+is done by cursors, which yield to tenants (`own_runs.py`); what is long and does not, opening a
+plan, on a thread of its own (`steps.build`). It must not know order or slices.
 Invariants: every LoadModel is answered by exactly one of ModelLoaded, ModelFailed and ModelReleased
 (unloaded before it was ready); a load that fails or is cancelled leaves nothing behind; maps of a
 model are closed when it was released, not before.
 
-    queued --> loading --> serving --> draining --> gone
-                  |  failed, cancelled                ^
-                  +-----------------------------------+
+    queued --> loading --> serving --> draining --> leaving --> gone
+                  |  failed, cancelled                 ^
+                  +------------------------------------+
 """
 
 import gc
@@ -16,7 +18,8 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import TypeVar
 
 import torch
@@ -24,11 +27,14 @@ import torch
 from gpumuxd.clock import Clock
 from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.device.log import log
-from gpumuxd.device.profiling import PASSES_NS_MAX, Profiler, ProfileRun, is_affordable
+from gpumuxd.device.long_groups import longest_groups
+from gpumuxd.device.own_runs import OwnRun, OwnRuns, RunFailed
+from gpumuxd.device.profiling import PASSES_NS_MAX, Profiler, is_affordable
 from gpumuxd.device.steps import Condition, Steps, build, next_turn
-from gpumuxd.domain import Bucket
+from gpumuxd.domain import Bucket, CursorKind
 from gpumuxd.errors import GpumuxdError, OutOfDeviceMemory
 from gpumuxd.events import ModelDraining, ModelProfile, ModelReady
+from gpumuxd.executors import upload
 from gpumuxd.executors.cpu import CpuExecutor, short_reason
 from gpumuxd.models.spec import evaluate_shape, tensor_bytes
 from gpumuxd.programs.model import ServedModel
@@ -64,11 +70,12 @@ class _Model:
     """One model that was asked for, whatever its state."""
 
     frame: LoadModel
-    plan: bytes
+    plan: mmap.mmap
     weights: mmap.mmap | bytearray
     served: ServedModel | None = None
     is_cancelled: bool = False
     is_draining: bool = False
+    is_leaving: bool = False
 
 
 class Loading:
@@ -82,7 +89,8 @@ class Loading:
         settings: DeviceSettings,
         clock: Clock,
     ) -> None:
-        self.profiler = Profiler(scheduler, executor, clock, settings.scheduler.memory_bytes_max)
+        self.own = OwnRuns(scheduler, executor, clock)
+        self._profiler = Profiler(self.own, scheduler, settings.scheduler.memory_bytes_max)
         self._scheduler = scheduler
         self._executor = executor
         self._post = post
@@ -95,6 +103,7 @@ class Loading:
         self._queue: deque[_Model] = deque()
         self._active: tuple[_Model, Steps[None]] | None = None
         self._condition: Condition = next_turn
+        self._leaving: deque[Steps[None]] = deque()
 
     @property
     def is_empty(self) -> bool:
@@ -104,6 +113,8 @@ class Loading:
     @property
     def is_runnable(self) -> bool:
         """True when `advance` has something to do now."""
+        if self._leaving:
+            return True
         return self._condition() if self._active is not None else bool(self._queue)
 
     # What the parent asks
@@ -114,7 +125,7 @@ class Loading:
         assert INTERNAL_MARK not in frame.model, frame.model
         try:
             plan_fd, weights_fd = fds
-            model = _Model(frame, _read(plan_fd), _map(weights_fd))
+            model = _Model(frame, map_sealed(plan_fd), _map(weights_fd))
         except Exception as error:
             self._post(ModelFailed(frame.model, short_reason(error)))
             return
@@ -142,16 +153,20 @@ class Loading:
     def released(self, key: str) -> None:
         """The last request of a draining program ended."""
         if INTERNAL_MARK in key:
-            self.profiler.released(key)
+            self.own.released(key)
             return
         self._executor.unload(key)
-        self._forget(self._models[key])
-        self._post(ModelReleased(key))
+        self._leave(self._models[key], ModelReleased(key))
 
     # The work itself
 
     def advance(self) -> None:
-        """Do one step of the load that goes on, or begin the next. A few milliseconds."""
+        """Do one step: of a model that leaves, of the load that goes on, or begin the next load.
+        Well below a millisecond."""
+        if self._leaving:
+            if next(self._leaving[0], None) is None:
+                self._leaving.popleft()
+            return
         if self._active is None:
             if not self._queue:
                 return
@@ -181,49 +196,68 @@ class Loading:
     def _load(self, model: _Model) -> Steps[None]:
         _check_wanted(model)
         self._check_memory(model)
+        yield from self._upload(model)
+        _check_wanted(model)
         served = yield from self._build(
-            lambda: ServedModel.open(model.plan, memoryview(model.weights))
+            lambda: ServedModel.open(bytes(model.plan), memoryview(model.weights))
         )
-        model.served, model.plan = served, b""
+        model.served = served
         _check_wanted(model)
         buckets = served.profile_buckets(self._settings.profile_batch_max)
         key = self._profile_key(model, buckets)
-        profile = self._cache.get(key) if self._cache is not None else None
-        was_cached = profile is not None
-        if profile is None:
+        stored = self._cache.get(key) if self._cache is not None else None
+        if stored is None:
             cuts = yield from self._cut(model, served, buckets)
-            program = yield from self._build(lambda: served.grouped_program(cuts))
-            profile = yield from self._profile(model, served, program, cuts, buckets)
-            if self._cache is not None and not self._cache.put(key, profile):
-                log("warning", "profile_not_stored", model=model.frame.model)
         else:
-            cuts = list(profile.cuts)
-            program = yield from self._build(lambda: served.grouped_program(cuts))
-            # One pass in each bucket, so that nobody's request is the first at its shape.
-            known = [bucket for bucket in buckets if bucket in profile.run_ns]
-            yield from self._measure(model, served, "warm", program, known or buckets[:1], 1)
+            cuts = list(stored.cuts)
+        program = yield from self._build(lambda: served.grouped_program(cuts))
+        profile = yield from self._profile(model, served, program, cuts, buckets, stored)
+        if self._cache is not None and profile != stored and not self._cache.put(key, profile):
+            log("warning", "profile_not_stored", model=model.frame.model)
         _check_wanted(model)
-        self._serve(model, served, program, profile, was_cached)
+        self._serve(model, served, program, profile, stored is not None)
 
     def _build(self, make: Callable[[], _T]) -> Steps[_T]:
         return build(make, self._executor.wake)
+
+    def _upload(self, model: _Model) -> Steps[None]:
+        """Bring the weights in, so that nobody's run is the first to touch them."""
+        if not isinstance(model.weights, mmap.mmap):
+            return
+        key = f"{model.frame.model}{INTERNAL_MARK}upload"
+        program = upload.UploadProgram(model.weights)
+        body = self.own.run(CursorKind.UPLOAD, key, (), ())
+        try:
+            yield from self.own.use(key, program, len(model.weights), body)
+        except RunFailed as error:
+            raise RunFailed(f"its weights can't be brought in: {error.message}") from error
 
     def _cut(
         self, model: _Model, served: ServedModel, buckets: Sequence[Bucket]
     ) -> Steps[list[int]]:
         """Where the groups end: by the node times of the largest bucket, where they matter.
 
-        The smallest one first, once: it says how large a bucket may be to be run at all.
+        The smallest one first, twice: it says how large a bucket may be to be run at all. Where
+        that is not the largest, its times say what the largest would take.
         """
         program = yield from self._build(served.node_program)
-        passes = self._settings.profile_passes
-        bucket = buckets[0]
-        runs = yield from self._measure(model, served, "nodes", program, [bucket], 1)
-        run_ns = runs[bucket][0].run_ns
+        smallest = bucket = largest = buckets[0]
+        runs = yield from self._measure(model, served, "nodes", program, [smallest], lambda _: 2)
+        first = runs[smallest]
+        run_ns = min(run.run_ns for run in first)
         if run_ns <= PASSES_NS_MAX:
-            bucket = [each for each in buckets if is_affordable(each, bucket, run_ns)][-1]
-            runs = yield from self._measure(model, served, "nodes", program, [bucket], passes + 1)
-        return cuts_from_passes(_passes(runs[bucket]), self._settings.group_target_ns)
+            largest = [each for each in buckets if is_affordable(each, smallest, run_ns)][-1]
+            allows = self._profiler.is_allowed
+            bucket = [b for b in buckets if b == smallest or allows(b, smallest, first)][-1]
+            passes = self._settings.profile_passes + 1
+            runs = yield from self._measure(
+                model, served, "nodes", program, [bucket], lambda _: passes
+            )
+        grown = [
+            [node_ns * prod(largest) // max(prod(bucket), 1) for node_ns in one]
+            for one in _passes(runs[bucket])
+        ]
+        return cuts_from_passes(grown, self._settings.group_target_ns)
 
     def _profile(
         self,
@@ -232,13 +266,33 @@ class Loading:
         program: Program,
         cuts: Sequence[int],
         buckets: Sequence[Bucket],
+        stored: StoredProfile | None,
     ) -> Steps[StoredProfile]:
-        passes = self._settings.profile_passes
-        runs = yield from self._measure(model, served, "groups", program, buckets, passes + 1)
-        return profile_from_passes(
-            cuts,
-            {bucket: _passes(passes) for bucket, passes in runs.items()},
-            max(run.frame_bytes for passes in runs.values() for run in passes),
+        """Measure the buckets that are not in the stored profile. The others are run once, so that
+        nobody's request is the first at its shape.
+
+        A stored profile may lack buckets: those beyond the bound that was in force then.
+        """
+        known = stored.run_ns if stored is not None else {}
+        passes = self._settings.profile_passes + 1
+        runs = yield from self._measure(
+            model, served, "groups", program, buckets, lambda b: 1 if b in known else passes
+        )
+        if left_out := [list(bucket) for bucket in buckets if bucket not in {**known, **runs}]:
+            log("debug", "buckets_not_measured", model=model.frame.model, buckets=left_out)
+        measured = {bucket: _passes(each) for bucket, each in runs.items() if bucket not in known}
+        if not measured:
+            assert stored is not None, "the smallest bucket is always measured"
+            return stored
+        frame_bytes = max(run.frame_bytes for each in runs.values() for run in each)
+        fresh = profile_from_passes(cuts, measured, frame_bytes)
+        if stored is None:
+            return fresh
+        return replace(
+            stored,
+            group_ns={**stored.group_ns, **fresh.group_ns},
+            run_ns={**stored.run_ns, **fresh.run_ns},
+            frame_bytes=max(stored.frame_bytes, frame_bytes),
         )
 
     def _measure(
@@ -248,11 +302,11 @@ class Loading:
         purpose: str,
         program: Program,
         buckets: Sequence[Bucket],
-        passes: int,
-    ) -> Steps[dict[Bucket, list[ProfileRun]]]:
+        passes: Callable[[Bucket], int],
+    ) -> Steps[dict[Bucket, list[OwnRun]]]:
         _check_wanted(model)
         return (
-            yield from self.profiler.measure(
+            yield from self._profiler.measure(
                 f"{model.frame.model}{INTERNAL_MARK}{purpose}",
                 program,
                 served.weights_bytes,
@@ -289,6 +343,7 @@ class Loading:
             weights_bytes=served.weights_bytes,
             frame_bytes=profile.frame_bytes,
             profile_was_cached=was_cached,
+            longest_groups=longest_groups(profile),
         )
         self._post(loaded)
         log("debug", "program_ready", key=frame.model, groups=program.group_count)
@@ -301,8 +356,8 @@ class Loading:
                 f"weights of {len(model.weights)} bytes do not fit: {used} of {limit} bytes in use"
             )
 
-    def _example_inputs(self, served: ServedModel, bucket: Bucket) -> list[torch.Tensor]:
-        """Made here, on the loop's thread, so only when they fit."""
+    def _example_inputs(self, served: ServedModel, bucket: Bucket) -> Steps[list[torch.Tensor]]:
+        """Only when they fit. Filling megabytes would hold the loop up."""
         sizes = dict(zip([each.name for each in served.spec.symbols], bucket, strict=True))
         needed = sum(
             tensor_bytes(each.datatype, evaluate_shape(each.shape, sizes))
@@ -314,7 +369,7 @@ class Loading:
             raise OutOfDeviceMemory(
                 f"inputs at sizes {list(bucket)} take {needed} bytes, {max(free, 0)} are free"
             )
-        return served.example_inputs(bucket)
+        return (yield from self._build(lambda: served.example_inputs(bucket)))
 
     def _profile_key(self, model: _Model, buckets: Sequence[Bucket]) -> str:
         settings = self._settings
@@ -332,30 +387,37 @@ class Loading:
     def _let_go(self, model: _Model) -> None:
         if self._active is not None and self._active[0] is model:
             model.is_cancelled = True
-            self.profiler.cancel()
+            self.own.cancel()
+        elif model.is_leaving:
+            model.is_cancelled = True
         elif model in self._queue:
             self._queue.remove(model)
-            self._forget(model)
-            self._post(ModelReleased(model.frame.model))
+            self._leave(model, ModelReleased(model.frame.model))
         elif not model.is_draining:
             model.is_draining = True
             self._scheduler.handle(ModelDraining(model.frame.model), self._clock())
 
     def _fail(self, model: _Model, failed: ModelFailed) -> None:
-        key = model.frame.model
-        self._forget(model)
-        if model.is_cancelled:
-            self._post(ModelReleased(key))
-            return
-        log("debug", "program_failed", key=key, reason=failed.reason)
-        self._post(failed)
+        if not model.is_cancelled:
+            log("debug", "program_failed", key=failed.model, reason=failed.reason)
+        self._leave(model, failed)
 
-    def _forget(self, model: _Model) -> None:
-        """Close what a model had mapped; nothing runs on it any more."""
-        del self._models[model.frame.model]
+    def _leave(self, model: _Model, last: ModelReleased | ModelFailed) -> None:
+        """Nothing runs on it any more: close what it had mapped, then say the last of it."""
+        model.is_leaving = True
+        self._leaving.append(self._close(model, last))
+
+    def _close(self, model: _Model, last: ModelReleased | ModelFailed) -> Steps[None]:
         model.served = None
+        _unmap(model.plan)
         if isinstance(model.weights, mmap.mmap):
+            # Closing a map of 256 MiB takes 20 ms, in which no thread of ours gets memory.
+            for address, size_bytes in upload.chunks(model.weights):
+                upload.give_back(address, size_bytes)
+                yield next_turn
             _unmap(model.weights)
+        del self._models[model.frame.model]
+        self._post(ModelReleased(model.frame.model) if model.is_cancelled else last)
 
 
 def _check_wanted(model: _Model) -> None:
@@ -363,14 +425,9 @@ def _check_wanted(model: _Model) -> None:
         raise LoadCancelled(model.frame.model)
 
 
-def _passes(runs: Sequence[ProfileRun]) -> list[list[int]]:
+def _passes(runs: Sequence[OwnRun]) -> list[list[int]]:
     """The first run at a shape is slow in every library below; the others count, if any."""
     return [run.group_ns for run in runs[1:] or runs]
-
-
-def _read(fd: int) -> bytes:
-    with map_sealed(fd) as mapped:
-        return bytes(mapped)
 
 
 def _map(fd: int) -> mmap.mmap | bytearray:

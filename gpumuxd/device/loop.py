@@ -102,7 +102,7 @@ class DeviceLoop:
         completions = self._executor.wait(until_ns)
         now_ns = self._clock()
         for completion in completions:
-            self._loading.profiler.passed(completion)
+            self._loading.own.passed(completion)
             self._scheduler.handle(completion, now_ns)
         if mail := self._mailbox.collect():
             # A new look at the clock: a request must not arrive before the parent has stamped it.
@@ -192,7 +192,7 @@ class DeviceLoop:
     def _launch(self, work: Slice) -> None:
         request = self._requests.get(work.members[0])
         if request is None:
-            self._loading.profiler.launched(work)
+            self._loading.own.launched(work)
         elif work.first_group == 0:
             self._executor.bind(
                 request.request_id,
@@ -204,7 +204,7 @@ class DeviceLoop:
     def _finish(self, command: Finish) -> None:
         request = self._requests.pop(command.request_id, None)
         if request is None:
-            self._loading.profiler.finished(command)
+            self._loading.own.finished(command)
             return
         outputs: tuple[Block, ...] = ()
         if command.outcome.kind is OutcomeKind.COMPLETED:

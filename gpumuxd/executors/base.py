@@ -4,6 +4,15 @@ An executor enqueues slices on the in-order lanes it declares and tells when eac
 decides nothing: no ordering, no limits, no retries. A new device is one new file that passes
 `tests/executors/contract.py`.
 
+Weights come onto a device by the same two calls as everything else. Whoever loads a model makes an
+*upload program* for the device, whose groups each bring one chunk of the weights; it is loaded
+under a key of its own, and a cursor of kind UPLOAD runs it, one group a slice. On the CPU device a
+chunk is a range of pages to map, on the compute lane (`upload.py`). A device with copy engines
+declares a COPY_IN lane, where the scheduler sends such cursors; its groups enqueue an asynchronous
+copy each, from pinned memory to the place of the weights, and `launch` marks the sync point with an
+event on that lane's stream. So no more of a copy is in flight than the window allows, a tenant's
+copy never waits behind all of it, and an upload that is cancelled ends at a chunk.
+
 Threads: every method but `wake` is called by the device loop's thread alone.
 """
 

@@ -7,6 +7,7 @@ Spawned from the main thread alone: PR_SET_PDEATHSIG in the child follows the *t
 started it, and a worker thread of asyncio may end long before the daemon does.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -91,8 +92,14 @@ class ChildProcess:
             self._pidfd = -1
 
 
-def spawn_module(module: str) -> Spawn:
-    """A Spawn of `python -m module`."""
+LOADER_NICE = 19
+"""Reading artifacts has all the time of the machine that nobody else wants, and about a hundredth
+of a core beside whatever wants all of it: it gets done, and nobody served feels it. The kernel
+takes the order of disk reads from it too."""
+
+
+def spawn_module(module: str, *, is_background: bool = False) -> Spawn:
+    """A Spawn of `python -m module`; in the background it yields to everything else."""
 
     def spawn(peer: socket.socket, environment: Mapping[str, str]) -> Child:
         assert threading.current_thread() is threading.main_thread()
@@ -105,13 +112,25 @@ def spawn_module(module: str) -> Spawn:
             # Its own group: Ctrl-C in a terminal goes to the daemon, which drains.
             process_group=0,
         )
-        return ChildProcess(process)
+        child = ChildProcess(process)
+        if is_background:
+            _yield_to_others(process.pid)
+        return child
 
     return spawn
 
 
+def _yield_to_others(pid: int) -> None:
+    """From here and not by the child itself: what it does first is to start Python. Threads that it
+    starts later inherit this. It may have ended already, and not every kernel lets us."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, LOADER_NICE)
+        # It does not take a core from anybody by waking up either.
+        os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+
+
 SPAWN_DEVICE = spawn_module("gpumuxd.device")
-SPAWN_LOADER = spawn_module("gpumuxd.loader")
+SPAWN_LOADER = spawn_module("gpumuxd.loader", is_background=True)
 
 
 def device_environment(threads: int) -> dict[str, str]:

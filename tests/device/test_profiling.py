@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from gpumuxd.commands import Finish, Launch, Release
 from gpumuxd.core.device_scheduler import DeviceScheduler
-from gpumuxd.device.profiling import PASSES_NS_MAX, ProfileFailed, Profiler, ProfileRun
+from gpumuxd.device.own_runs import OwnRun, OwnRuns
+from gpumuxd.device.profiling import PASSES_NS_MAX, ProfileFailed, Profiler
 from gpumuxd.device.steps import Steps
 from gpumuxd.domain import Bucket, Lane, LaneKind, Slice
 from gpumuxd.errors import OutOfDeviceMemory
@@ -49,6 +51,11 @@ class TwoGroups:
     group_count = 2
 
 
+def nothing() -> Steps[list[torch.Tensor]]:
+    return []
+    yield
+
+
 class Rig:
     """A profiler, a real scheduler, a fake device and the loop between them."""
 
@@ -59,29 +66,28 @@ class Rig:
         self.scheduler.handle(PartitionChanged(0, (Lane(0, LaneKind.COMPUTE),)), 0)
         self.executor: Any = FakeExecutor(group_ns, held_bytes)
         self._now_ns = 0
-        self.profiler = Profiler(self.scheduler, self.executor, self._clock, memory_bytes)
+        self.own = OwnRuns(self.scheduler, self.executor, self._clock)
+        self.profiler = Profiler(self.own, self.scheduler, memory_bytes)
 
     def _clock(self) -> int:
         self._now_ns += 1000
         return self._now_ns
 
-    def measure(self, passes: int, weights_bytes: int = 0) -> dict[Bucket, list[ProfileRun]]:
+    def measure(self, passes: int, weights_bytes: int = 0) -> dict[Bucket, list[OwnRun]]:
         steps = self.profiler.measure(
             "m@x",
             TwoGroups(),
             weights_bytes,
             BUCKETS,
-            lambda bucket: [],
-            passes,
+            lambda bucket: nothing(),
+            lambda bucket: passes,
         )
         try:
             return self._drive(steps)
         finally:
             assert self.executor.programs == set(), "whatever ends it, its program goes"
 
-    def _drive(
-        self, steps: Steps[dict[Bucket, list[ProfileRun]]]
-    ) -> dict[Bucket, list[ProfileRun]]:
+    def _drive(self, steps: Steps[dict[Bucket, list[OwnRun]]]) -> dict[Bucket, list[OwnRun]]:
         condition = next(steps)
         for _ in range(10_000):
             while condition():
@@ -90,18 +96,18 @@ class Rig:
                 except StopIteration as end:
                     return end.value
             for completion in self.executor.passed:
-                self.profiler.passed(completion)
+                self.own.passed(completion)
                 self.scheduler.handle(completion, self._clock())
             self.executor.passed = []
             for command in self.scheduler.poll(self._clock()):
                 match command:
                     case Launch(slice=work):
-                        self.profiler.launched(work)
+                        self.own.launched(work)
                         self.executor.launch(work, self._clock())
                     case Finish():
-                        self.profiler.finished(command)
+                        self.own.finished(command)
                     case Release(model=model):
-                        self.profiler.released(model)
+                        self.own.released(model)
                     case _:
                         pass
         raise AssertionError("it does not end")

@@ -25,7 +25,7 @@ from gpumuxd_client.errors import GpumuxdError, Unreachable
 from rich.console import Console
 
 from gpumuxd import __version__
-from gpumuxd.ctl import tables
+from gpumuxd.ctl import model_page, tables
 from gpumuxd.ctl.inputs import UsageError, read_input
 
 EXIT_OK = 0
@@ -96,8 +96,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     status.set_defaults(command=_status, show=tables.show_status)
 
-    models = commands.add_parser("models", help="every model in the repository", parents=[shared])
+    models = commands.add_parser(
+        "models",
+        help="every model in the repository",
+        epilog="`gpumuxctl model NAME` shows all that is known of one.",
+        parents=[shared],
+    )
     models.set_defaults(command=_models, show=tables.show_models)
+
+    model = commands.add_parser(
+        "model",
+        help="one model: what it takes, how long it runs, how well it yields",
+        epilog=_EPILOG,
+        parents=[shared],
+    )
+    model.add_argument("model")
+    model.add_argument("--version", default="", help="of the model; default: all")
+    model.set_defaults(command=_model, show=model_page.show_model)
 
     load = commands.add_parser(
         "load", help="load a model; returns when it serves", parents=[shared]
@@ -111,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     unload.add_argument("model")
     unload.set_defaults(command=_unload, show=tables.show_done)
 
-    for one in (parser, status, models, load, unload):  # of `infer` it is the model's version
+    for one in (parser, status, models, load, unload):  # of the others it is the model's
         one.add_argument("--version", action="version", version=f"gpumuxctl {__version__}")
     _add_infer(commands.add_parser("infer", help="run one inference", parents=[shared]))
     return parser
@@ -173,6 +188,10 @@ def _models(client: Client, options: argparse.Namespace) -> Any:
                 model["outputs"] = [asdict(tensor) for tensor in metadata.outputs]
         answer.append(model)
     return answer
+
+
+def _model(client: Client, options: argparse.Namespace) -> Any:
+    return asdict(client.model_detail(options.model, version=options.version))
 
 
 def _load(client: Client, options: argparse.Namespace) -> Any:

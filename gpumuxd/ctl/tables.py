@@ -8,8 +8,11 @@ from typing import Any, TextIO
 
 import numpy as np
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from gpumuxd.units import format_duration, mib_from_bytes
 
 PIPE_COLUMNS = 1_000_000
 """Wider than any row: nothing is folded or cut."""
@@ -29,7 +32,7 @@ def console_of(stream: TextIO) -> Console:
 def show_status(console: Console, status: Any) -> None:
     """One line for the node, one row for each device."""
     ready = Text("ready", "green") if status["is_ready"] else Text("not ready", "yellow")
-    uptime = _duration(status["uptime_ns"])
+    uptime = format_duration(status["uptime_ns"])
     console.print(Text.assemble(f"gpumuxd {status['version']}, up {uptime}, ", ready))
     if not status["is_ready"] and status["reason"]:
         console.print(Text(f"  {status['reason']}", "yellow"))
@@ -40,18 +43,18 @@ def show_status(console: Console, status: Any) -> None:
         busy = device["device_busy_ns"] / max(1, status["uptime_ns"])
         table.add_row(
             Text(device["name"]),
-            _state(device["state"]),
+            state_text(device["state"]),
             str(device["pid"]),
             str(device["restarts"]),
             str(device["queued"]),
             str(device["requests_in_flight"]),
             str(device["preemptions"]),
-            _duration(device["bound_ns"]),
+            format_duration(device["bound_ns"]),
             str(device["window"]),
-            f"{device['memory_bytes'] / 2**20:.1f} MiB",
+            f"{mib_from_bytes(device['memory_bytes']):.1f} MiB",
             f"{busy:.1%}",
         )
-    _print(console, table)
+    print_table(console, table)
 
 
 def show_models(console: Console, models: Any) -> None:
@@ -63,18 +66,19 @@ def show_models(console: Console, models: Any) -> None:
         table.add_row(
             Text(model["name"]),
             Text(model["version"]),
-            _state(model["state"]),
+            state_text(model["state"]),
             Text(between.join(_tensors(model.get("inputs", ())))),
             Text(between.join(_tensors(model.get("outputs", ())))),
             Text(" ".join(model["reason"].split())),
         )
-    _print(console, table)
+    print_table(console, table)
 
 
-def _print(console: Console, table: Table) -> None:
+def print_table(console: Console, table: Table, indent: int = 0) -> None:
+    """A narrow terminal hides nothing: cells are folded there."""
     for column in table.columns:
-        column.overflow = "fold"  # a narrow terminal hides nothing either
-    console.print(table)
+        column.overflow = "fold"
+    console.print(Padding.indent(table, indent) if indent else table)
 
 
 def show_done(console: Console, answer: Any) -> None:
@@ -90,16 +94,18 @@ def show_result(console: Console, result: Any) -> None:
     report = result["report"]
     console.print(
         Text(
-            f"queued {_duration(report['queue_ns'])}, computed {_duration(report['compute_ns'])} "
-            f"(predicted {_duration(report['predicted_ns'])}), "
+            f"queued {format_duration(report['queue_ns'])}, "
+            f"computed {format_duration(report['compute_ns'])} "
+            f"(predicted {format_duration(report['predicted_ns'])}), "
             f"preempted {report['preemptions']} times "
-            f"for {_duration(report['preemption_wait_ns'])}",
+            f"for {format_duration(report['preemption_wait_ns'])}",
             "dim",
         )
     )
 
 
-def _state(state: str) -> Text:
+def state_text(state: str) -> Text:
+    """A state in its colour."""
     return Text(state, _STATE_STYLE.get(state, "yellow"))
 
 
@@ -117,15 +123,3 @@ def _values(output: Any) -> str:
         for value in values[:VALUES_SHOWN].tolist()
     )
     return shown if values.size <= VALUES_SHOWN else f"{shown} ... ({values.size} values)"
-
-
-def _duration(duration_ns: int) -> str:
-    if duration_ns < 1_000_000:
-        return f"{duration_ns / 1e3:.0f} us"
-    if duration_ns < 1_000_000_000:
-        return f"{duration_ns / 1e6:.2f} ms"
-    seconds = duration_ns // 1_000_000_000
-    if seconds < 60:
-        return f"{duration_ns / 1e9:.1f} s"
-    hours, minutes = seconds // 3600, seconds // 60 % 60
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds % 60} s"

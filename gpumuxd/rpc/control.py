@@ -1,22 +1,26 @@
-"""The control API: what operators see of the node."""
+"""The control API: what operators see of the node, and tenants of their models."""
 
 from gpumuxd.errors import PermissionDenied
 from gpumuxd.node.api import NodeApi
 from gpumuxd.rpc.call import Caller, Method, for_tenants
+from gpumuxd.rpc.detail_codec import encode_detail
 from gpumuxd.rpc.generated import control_pb2 as pb
 
 SERVICE = "gpumuxd.v1.Control"
 
 
 class ControlService:
-    """The methods of `gpumuxd.v1.Control`. All are for admins."""
+    """The methods of `gpumuxd.v1.Control`."""
 
     def __init__(self, node: NodeApi) -> None:
         self._node = node
 
     def methods(self) -> dict[str, Method]:
         """Each method by its name on the wire."""
-        return {"NodeStatus": for_tenants(pb.NodeStatusRequest, self._node_status)}
+        return {
+            "NodeStatus": for_tenants(pb.NodeStatusRequest, self._node_status),
+            "ModelDetail": for_tenants(pb.ModelDetailRequest, self._model_detail),
+        }
 
     async def _node_status(
         self, request: pb.NodeStatusRequest, caller: Caller
@@ -47,3 +51,9 @@ class ControlService:
                 for device in view.devices
             ],
         )
+
+    async def _model_detail(
+        self, request: pb.ModelDetailRequest, caller: Caller
+    ) -> pb.ModelDetailResponse:
+        detail = await self._node.model_detail(caller.tenant, request.name, request.version)
+        return encode_detail(detail)

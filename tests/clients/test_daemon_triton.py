@@ -189,3 +189,41 @@ def test_gpumuxctl(served: tuple[Site, Daemon], capsys: pytest.CaptureFixture[st
     assert answer["outputs"]["y"]["values"] == [[3, 5, 7, 9]]
     assert gpumuxctl([*target, "load", "broken"]) == 1
     assert "INVALID_ARGUMENT" in capsys.readouterr().err
+
+
+def test_a_model_that_gpumuxctl_loads_has_a_page(
+    served: tuple[Site, Daemon], capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, _ = served
+
+    def ctl(*arguments: str) -> str:
+        assert gpumuxctl(["--target", site.target, *arguments]) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    def page() -> Any:
+        (version,) = json.loads(ctl("model", "busy", "--json"))["versions"]
+        return version
+
+    ctl("unload", "busy")
+    unloaded = page()
+    assert (unloaded["state"], unloaded["reason"]) == ("UNAVAILABLE", "unloaded")
+    assert unloaded["loaded"] is None
+    assert unloaded["policy"]["class_max"] == "REALTIME"
+    assert ctl("load", "busy") == "busy loaded\n"
+    version = page()
+    loaded = version["loaded"]
+    assert version["state"] == "READY"
+    assert loaded["inputs"] == [{"name": "x", "datatype": "FP32", "shape": ["batch", "384"]}]
+    assert [bucket["sizes"][0] for bucket in loaded["buckets"]][:1] == [1]
+    for bucket in loaded["buckets"]:
+        longest = bucket["longest"]
+        assert 0 < longest["device_ns"] <= 1.5 * bucket["run_ns"]
+        assert 0 <= longest["first_node"] < longest["end_node"]
+        assert 0 <= longest["group"] < loaded["group_count"]
+    # Nobody has an SLO, so what a setting says is in force; matrices of this size may exceed it.
+    assert loaded["bound"] == {"bound_ns": 2_000_000, "origin": "slice_ms_max", "model": ""}
+    late = [each for each in loaded["buckets"] if each["longest"]["device_ns"] > 2_000_000]
+    assert loaded["is_preemptible"] is not bool(late)
+    text = ctl("model", "busy")
+    assert loaded["verdict"] in text, "on a pipe a sentence is a line"
+    assert "input       x  FP32[batch, 384]" in text

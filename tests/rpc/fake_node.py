@@ -6,7 +6,7 @@ against the spec, refusals are the classes of `errors.py`.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import PriorityClass, RunReport
@@ -23,13 +23,16 @@ from gpumuxd.node.api import (
     IndexEntry,
     InferCall,
     InferReply,
+    ModelDetail,
     ModelState,
     ModelView,
     NodeView,
     OutputTensor,
     Tenant,
 )
+from tests.rpc.details import FIXED, SEGMENTS
 
+DETAILS = {detail.name: detail for detail in (SEGMENTS, FIXED)}
 REPORT = RunReport(
     queue_ns=11, compute_ns=22, preemptions=3, preemption_wait_ns=44, predicted_ns=55
 )
@@ -58,6 +61,7 @@ class FakeNode:
     started: asyncio.Event = field(default_factory=asyncio.Event)
     before_reply: Callable[[InferCall], object] | None = None
     ready: bool = True
+    details: dict[str, ModelDetail] = field(default_factory=dict)
 
     def is_ready(self) -> bool:
         return self.ready
@@ -76,6 +80,15 @@ class FakeNode:
             longest_group_ns=700,
             weights_bytes=1024,
         )
+
+    async def model_detail(self, tenant: Tenant, name: str, version: str) -> ModelDetail:
+        detail = self.details.get(name)
+        if detail is None:
+            raise UnknownModel(f"no model {name!r}")
+        versions = [each for each in detail.versions if version in ("", each.version)]
+        if not versions:
+            raise UnknownModel(f"model {name!r} has no version {version!r}")
+        return replace(detail, versions=versions)
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
         return [
@@ -151,7 +164,9 @@ DATATYPES = tuple(ITEM_BYTES)
 def fake_node() -> FakeNode:
     """A node with an identity model per datatype, `identity_fp32` and so on, and one unloaded."""
     models = {f"identity_{datatype.lower()}": identity_spec(datatype) for datatype in DATATYPES}
-    return FakeNode(models={**models, "unloaded": identity_spec("FP32")}, loaded=set(models))
+    return FakeNode(
+        models={**models, "unloaded": identity_spec("FP32")}, loaded=set(models), details=DETAILS
+    )
 
 
 @dataclass

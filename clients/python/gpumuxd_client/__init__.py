@@ -11,30 +11,48 @@ from gpumuxd_client import errors
 from gpumuxd_client.aio import AsyncClient
 from gpumuxd_client.client import Client
 from gpumuxd_client.types import (
+    BoundDetail,
+    BucketDetail,
     DeviceStatus,
+    DimensionDetail,
+    GroupDetail,
     IndexEntry,
     InferResult,
+    LoadedDetail,
     ModelConfig,
+    ModelDetail,
     ModelMetadata,
     NodeStatus,
+    PolicyDetail,
     RunReport,
     ServerMetadata,
+    TensorDetail,
     TensorMetadata,
+    VersionDetail,
 )
 from gpumuxd_client.version import __version__
 
 __all__ = [
     "AsyncClient",
+    "BoundDetail",
+    "BucketDetail",
     "Client",
     "DeviceStatus",
+    "DimensionDetail",
+    "GroupDetail",
     "IndexEntry",
     "InferResult",
+    "LoadedDetail",
     "ModelConfig",
+    "ModelDetail",
     "ModelMetadata",
     "NodeStatus",
+    "PolicyDetail",
     "RunReport",
     "ServerMetadata",
+    "TensorDetail",
     "TensorMetadata",
+    "VersionDetail",
     "__version__",
     "errors",
 ]

@@ -116,6 +116,12 @@ class AsyncClient:
         """The node and its devices. For admins."""
         return await self._run(calls.node_status(), deadline)
 
+    async def model_detail(
+        self, model: str, *, version: str = "", deadline: float | None = None
+    ) -> types.ModelDetail:
+        """All that is known of a model, of every version or of one, loaded or not."""
+        return await self._run(calls.model_detail(model, version), deadline)
+
     async def close(self) -> None:
         """End the connection and every call on it. Idempotent."""
         self._is_closed = True

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
-from gpumuxd_client import codec, types
+from gpumuxd_client import codec, detail, types
 from gpumuxd_client.codec import check_seconds
 from gpumuxd_client.errors import GpumuxdError
 from gpumuxd_client.generated import control_pb2 as control
@@ -158,6 +158,11 @@ def unload(model: str) -> Call[None]:
 def node_status() -> Call[types.NodeStatus]:
     request = control.NodeStatusRequest().SerializeToString()
     return Call(f"{_CONTROL}NodeStatus", request, codec.decode_node_status)
+
+
+def model_detail(model: str, version: str) -> Call[types.ModelDetail]:
+    request = control.ModelDetailRequest(name=model, version=version).SerializeToString()
+    return Call(f"{_CONTROL}ModelDetail", request, detail.decode_model_detail)
 
 
 def _nothing(data: bytes) -> None:

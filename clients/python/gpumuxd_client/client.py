@@ -112,6 +112,12 @@ class Client:
         """The node and its devices. For admins."""
         return self._run(calls.node_status(), deadline)
 
+    def model_detail(
+        self, model: str, *, version: str = "", deadline: float | None = None
+    ) -> types.ModelDetail:
+        """All that is known of a model, of every version or of one, loaded or not."""
+        return self._run(calls.model_detail(model, version), deadline)
+
     def close(self) -> None:
         """End the connection and every call on it. Idempotent."""
         self._is_closed = True

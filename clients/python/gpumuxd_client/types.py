@@ -117,6 +117,130 @@ class DeviceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorDetail:
+    """One input or output. A size is a number, a dimension's name or an expression of such."""
+
+    name: str
+    datatype: str
+    shape: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionDetail:
+    """A size that requests choose: both ends included, multiples of `multiple` only."""
+
+    name: str
+    minimum: int
+    maximum: int
+    multiple: int
+    is_batch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDetail:
+    """A kernel group, its time, and the nodes `first_node <= i < end_node` in it."""
+
+    group: int
+    device_ns: int
+    first_node: int
+    end_node: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketDetail:
+    """What was measured at one shape bucket when the model was loaded.
+
+    sizes          in the order of the dimensions
+    beyond_count   groups that take longer than the bound; at least that many if `has_more_beyond`
+    is_allowed     may a request be that large
+    """
+
+    sizes: tuple[int, ...]
+    run_ns: int
+    longest: GroupDetail | None
+    beyond_count: int
+    has_more_beyond: bool
+    is_allowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BoundDetail:
+    """The bound on preemption delay in force on a device; None: there is none, or it is unknown.
+
+    origin   `preemption_delay_ms_max` or `slice_ms_max`, the setting that gives it; `laxity`, the
+             SLO of `model`; `slicing` or `order`, the setting why there is none; `unknown`
+    model    empty where another tenant's may not be named
+    """
+
+    bound_ns: int | None
+    origin: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDetail:
+    """What may be done with a model. Whoever is no admin sees of the tenants only itself.
+
+    tenants     None: everyone
+    class_max   highest class of a request: REALTIME, STANDARD or BEST_EFFORT
+    """
+
+    tenants: tuple[str, ...] | None
+    class_max: str
+    slo_ns: int | None
+    device: str | None
+    batch_max: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDetail:
+    """A version that is loaded.
+
+    batch_max        rows in a request; 0: no batch dimension
+    frame_bytes      most that one run held, measured
+    is_preemptible   within the bound; None: there is no telling. `verdict` says it in a sentence,
+                     `advice` what would help
+    """
+
+    platform: str
+    device: str
+    artifact_hash: str
+    inputs: tuple[TensorDetail, ...]
+    outputs: tuple[TensorDetail, ...]
+    dimensions: tuple[DimensionDetail, ...]
+    batch_max: int
+    parameter_count: int
+    weights_bytes: int
+    frame_bytes: int
+    group_count: int
+    buckets: tuple[BucketDetail, ...]
+    bound: BoundDetail
+    is_preemptible: bool | None
+    verdict: str
+    advice: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionDetail:
+    """One version. `policy` is None where the manifest can't be read, `loaded` if it is not."""
+
+    version: str
+    state: str
+    reason: str
+    policy: PolicyDetail | None
+    loaded: LoadedDetail | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDetail:
+    """One model, its versions newest first."""
+
+    name: str
+    versions: tuple[VersionDetail, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """The node at one moment; `reason` says why it is not ready."""
 

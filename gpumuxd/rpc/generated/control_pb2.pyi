@@ -51,3 +51,149 @@ class NodeStatusResponse(_message.Message):
     devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
     reason: str
     def __init__(self, version: _Optional[str] = ..., ready: _Optional[bool] = ..., uptime_ns: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ModelDetailRequest(_message.Message):
+    __slots__ = ("name", "version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class ModelDetailResponse(_message.Message):
+    __slots__ = ("name", "versions")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    versions: _containers.RepeatedCompositeFieldContainer[VersionDetail]
+    def __init__(self, name: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionDetail, _Mapping]]] = ...) -> None: ...
+
+class VersionDetail(_message.Message):
+    __slots__ = ("version", "state", "reason", "policy", "loaded")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    state: str
+    reason: str
+    policy: PolicyDetail
+    loaded: LoadedDetail
+    def __init__(self, version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyDetail, _Mapping]] = ..., loaded: _Optional[_Union[LoadedDetail, _Mapping]] = ...) -> None: ...
+
+class PolicyDetail(_message.Message):
+    __slots__ = ("for_everyone", "tenants", "class_max", "slo_ns", "device", "batch_max")
+    FOR_EVERYONE_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    CLASS_MAX_FIELD_NUMBER: _ClassVar[int]
+    SLO_NS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_MAX_FIELD_NUMBER: _ClassVar[int]
+    for_everyone: bool
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    class_max: str
+    slo_ns: int
+    device: str
+    batch_max: int
+    def __init__(self, for_everyone: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., class_max: _Optional[str] = ..., slo_ns: _Optional[int] = ..., device: _Optional[str] = ..., batch_max: _Optional[int] = ...) -> None: ...
+
+class LoadedDetail(_message.Message):
+    __slots__ = ("platform", "device", "artifact_hash", "inputs", "outputs", "dimensions", "batch_max", "parameter_count", "weights_bytes", "frame_bytes", "group_count", "buckets", "bound", "preemptible", "verdict", "advice", "notes")
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACT_HASH_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_MAX_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FRAME_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    platform: str
+    device: str
+    artifact_hash: str
+    inputs: _containers.RepeatedCompositeFieldContainer[TensorDetail]
+    outputs: _containers.RepeatedCompositeFieldContainer[TensorDetail]
+    dimensions: _containers.RepeatedCompositeFieldContainer[DimensionDetail]
+    batch_max: int
+    parameter_count: int
+    weights_bytes: int
+    frame_bytes: int
+    group_count: int
+    buckets: _containers.RepeatedCompositeFieldContainer[BucketDetail]
+    bound: BoundDetail
+    preemptible: bool
+    verdict: str
+    advice: str
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, platform: _Optional[str] = ..., device: _Optional[str] = ..., artifact_hash: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[TensorDetail, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorDetail, _Mapping]]] = ..., dimensions: _Optional[_Iterable[_Union[DimensionDetail, _Mapping]]] = ..., batch_max: _Optional[int] = ..., parameter_count: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., frame_bytes: _Optional[int] = ..., group_count: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[BucketDetail, _Mapping]]] = ..., bound: _Optional[_Union[BoundDetail, _Mapping]] = ..., preemptible: _Optional[bool] = ..., verdict: _Optional[str] = ..., advice: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TensorDetail(_message.Message):
+    __slots__ = ("name", "datatype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DATATYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    datatype: str
+    shape: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DimensionDetail(_message.Message):
+    __slots__ = ("name", "minimum", "maximum", "multiple", "is_batch")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUM_FIELD_NUMBER: _ClassVar[int]
+    MULTIPLE_FIELD_NUMBER: _ClassVar[int]
+    IS_BATCH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    minimum: int
+    maximum: int
+    multiple: int
+    is_batch: bool
+    def __init__(self, name: _Optional[str] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., multiple: _Optional[int] = ..., is_batch: _Optional[bool] = ...) -> None: ...
+
+class BucketDetail(_message.Message):
+    __slots__ = ("sizes", "run_ns", "longest", "beyond_count", "has_more_beyond", "is_allowed")
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    RUN_NS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_FIELD_NUMBER: _ClassVar[int]
+    BEYOND_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_BEYOND_FIELD_NUMBER: _ClassVar[int]
+    IS_ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    run_ns: int
+    longest: GroupDetail
+    beyond_count: int
+    has_more_beyond: bool
+    is_allowed: bool
+    def __init__(self, sizes: _Optional[_Iterable[int]] = ..., run_ns: _Optional[int] = ..., longest: _Optional[_Union[GroupDetail, _Mapping]] = ..., beyond_count: _Optional[int] = ..., has_more_beyond: _Optional[bool] = ..., is_allowed: _Optional[bool] = ...) -> None: ...
+
+class GroupDetail(_message.Message):
+    __slots__ = ("group", "device_ns", "first_node", "end_node")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_NS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_NODE_FIELD_NUMBER: _ClassVar[int]
+    END_NODE_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    device_ns: int
+    first_node: int
+    end_node: int
+    def __init__(self, group: _Optional[int] = ..., device_ns: _Optional[int] = ..., first_node: _Optional[int] = ..., end_node: _Optional[int] = ...) -> None: ...
+
+class BoundDetail(_message.Message):
+    __slots__ = ("bound_ns", "origin", "model")
+    BOUND_NS_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    bound_ns: int
+    origin: str
+    model: str
+    def __init__(self, bound_ns: _Optional[int] = ..., origin: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,81 @@
+"""The page of a model from its message. What its fields mean is in `types.py`."""
+
+from collections.abc import Iterable
+
+from gpumuxd_client import types
+from gpumuxd_client.generated import control_pb2 as pb
+
+
+def decode_model_detail(data: bytes) -> types.ModelDetail:
+    response = pb.ModelDetailResponse.FromString(data)
+    return types.ModelDetail(response.name, tuple(map(_version, response.versions)))
+
+
+def _version(message: pb.VersionDetail) -> types.VersionDetail:
+    return types.VersionDetail(
+        version=message.version,
+        state=message.state,
+        reason=message.reason,
+        policy=_policy(message.policy) if message.HasField("policy") else None,
+        loaded=_loaded(message.loaded) if message.HasField("loaded") else None,
+    )
+
+
+def _policy(message: pb.PolicyDetail) -> types.PolicyDetail:
+    return types.PolicyDetail(
+        tenants=None if message.for_everyone else tuple(message.tenants),
+        class_max=message.class_max,
+        slo_ns=message.slo_ns if message.HasField("slo_ns") else None,
+        device=message.device if message.HasField("device") else None,
+        batch_max=message.batch_max if message.HasField("batch_max") else None,
+    )
+
+
+def _loaded(message: pb.LoadedDetail) -> types.LoadedDetail:
+    bound = message.bound
+    return types.LoadedDetail(
+        platform=message.platform,
+        device=message.device,
+        artifact_hash=message.artifact_hash,
+        inputs=_tensors(message.inputs),
+        outputs=_tensors(message.outputs),
+        dimensions=tuple(
+            types.DimensionDetail(
+                each.name, each.minimum, each.maximum, each.multiple, each.is_batch
+            )
+            for each in message.dimensions
+        ),
+        batch_max=message.batch_max,
+        parameter_count=message.parameter_count,
+        weights_bytes=message.weights_bytes,
+        frame_bytes=message.frame_bytes,
+        group_count=message.group_count,
+        buckets=tuple(map(_bucket, message.buckets)),
+        bound=types.BoundDetail(
+            bound.bound_ns if bound.HasField("bound_ns") else None, bound.origin, bound.model
+        ),
+        is_preemptible=message.preemptible if message.HasField("preemptible") else None,
+        verdict=message.verdict,
+        advice=message.advice,
+        notes=tuple(message.notes),
+    )
+
+
+def _tensors(messages: Iterable[pb.TensorDetail]) -> tuple[types.TensorDetail, ...]:
+    return tuple(types.TensorDetail(t.name, t.datatype, tuple(t.shape)) for t in messages)
+
+
+def _bucket(message: pb.BucketDetail) -> types.BucketDetail:
+    longest = message.longest
+    return types.BucketDetail(
+        sizes=tuple(message.sizes),
+        run_ns=message.run_ns,
+        longest=types.GroupDetail(
+            longest.group, longest.device_ns, longest.first_node, longest.end_node
+        )
+        if message.HasField("longest")
+        else None,
+        beyond_count=message.beyond_count,
+        has_more_beyond=message.has_more_beyond,
+        is_allowed=message.is_allowed,
+    )

@@ -6,7 +6,7 @@ is refused: what the file holds is what memory will hold, and there is no bomb t
 
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -18,6 +18,8 @@ GRAPH_MEMBER = "models/model.json"
 
 _OLD_GRAPH_MEMBER = "serialized_exported_program.json"
 _COPY_BYTES = 1 << 20
+_HEADER_BYTES = 30
+"""In front of each member's name and data."""
 
 _FLAGS = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little"}
 """Members whose content says which kind of archive this is."""
@@ -77,7 +79,10 @@ class Archive:
                 raise InvalidModel(f"{info.filename!r} claims more bytes than the archive has")
             if path in members:
                 raise InvalidModel(f"{path!r} is in the archive twice")
+            if info.filename != info.orig_filename:
+                raise InvalidModel(f"{info.orig_filename[:80]!r} is no plain name")
             members[path] = info
+        _check_apart(infos)
         if not members or _OLD_GRAPH_MEMBER in {info.filename for info in infos}:
             raise InvalidModel("archive of an older torch or an empty one: export it again")
         return members
@@ -128,6 +133,15 @@ class Archive:
                 copied += len(piece)
         if copied != info.file_size:
             raise InvalidModel(f"{member!r} is cut off after {copied} of {info.file_size} bytes")
+
+
+def _check_apart(infos: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse members that share bytes: a small file could hold any number of large ones."""
+    end = 0
+    for info in sorted(infos, key=lambda info: info.header_offset):
+        if info.header_offset < end:
+            raise InvalidModel(f"{info.filename[:80]!r} overlaps another file in the archive")
+        end = info.header_offset + _HEADER_BYTES + info.file_size
 
 
 @contextmanager

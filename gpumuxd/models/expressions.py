@@ -73,6 +73,8 @@ def _tokens(node: ast.expr, tokens_max: int) -> Tokens:
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         raise InvalidModel(f"shape expression: expected a call, got {_shortened(ast.dump(node))}")
     name, arguments = node.func.id, node.args
+    if not all(isinstance(each.value, ast.Constant) for each in node.keywords):
+        raise InvalidModel(f"shape expression: {name} with assumptions that are no literals")
     match name:
         case "Integer":
             return [_integer(arguments)]

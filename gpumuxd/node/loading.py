@@ -6,6 +6,7 @@ It must not know devices or the repository.
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 from dataclasses import dataclass
@@ -105,12 +106,16 @@ class Loading:
         try:
             with peer:
                 child = self._start(peer)
-            try:
-                return await self._converse(channel, artifact_fd, artifact_format)
-            except ChannelClosed:
-                raise _why_ended(await _how_ended(child)) from None
-            finally:
-                await _end(child)
+            with contextlib.ExitStack() as undo:
+                try:
+                    artifact = await self._converse(channel, artifact_fd, artifact_format)
+                    undo.callback(artifact.close)
+                except ChannelClosed:
+                    raise _why_ended(await _how_ended(child)) from None
+                finally:
+                    await _end(child)
+                undo.pop_all()
+            return artifact
         finally:
             channel.close()
 
@@ -203,7 +208,15 @@ def _ask_error(looking: "asyncio.Future[_T]") -> None:
 def _artifact_of(answer: frames.AnyFrame, fds: list[int]) -> LoadedArtifact:
     match answer:
         case frames.ReadDone(artifact_hash=artifact_hash, spec=spec) if len(fds) == 2:
-            artifact = LoadedArtifact(artifact_hash, _NO_SPEC, *fds)
+            plan_fd, weights_fd = fds
+            artifact = LoadedArtifact(
+                artifact_hash,
+                _NO_SPEC,
+                plan_fd,
+                weights_fd,
+                platform=answer.platform,
+                parameter_count=answer.parameter_count,
+            )
             try:
                 artifact.spec = msgspec.msgpack.decode(spec, type=ModelSpec)
                 check_spec(artifact.spec)

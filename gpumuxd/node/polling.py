@@ -36,10 +36,10 @@ class Polling:
         self._is_first = True
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Poll at each interval, until cancelled."""
         while True:
-            await self.poll()
             await asyncio.sleep(self._interval_ns / NS_PER_S)
+            await self.poll()
 
     async def poll(self) -> None:
         """Look once, and begin what there is to do."""

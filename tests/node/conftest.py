@@ -10,5 +10,5 @@ from tests.node.world import World
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    add_model(tmp_path, "m")
-    return World(tmp_path)
+    add_model(tmp_path / "models", "m")
+    return World(tmp_path / "models")

@@ -158,6 +158,7 @@ class FakeDevice:
         self.ends_at_start = False
         self.refusals = 0
         self.on_load: Callable[[FakeLife, frames.LoadModel], None] = load_well
+        self.on_unload: Callable[[FakeLife, frames.UnloadModel], None] = lambda life, frame: None
         self._spawned = asyncio.Event()
 
     @property
@@ -193,6 +194,8 @@ class FakeDevice:
                 self.on_load(life, frame)
             case frames.UnloadModel(model=model) if self.answers_unload:
                 life.send(frames.ModelReleased(model))
+            case frames.UnloadModel():
+                self.on_unload(life, frame)
             case frames.AskStatistics():
                 life.send(frames.Statistics(3, 2, 1, 9, 9, 4, 0, 0, 2, 1000, 77, 2, 5000))
             case frames.Stop() if self.answers_stop:

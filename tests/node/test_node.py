@@ -1,13 +1,11 @@
 """The node with fake children: each path of a request, a model and a device, without torch."""
 
 import asyncio
-import os
 import re
 import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -32,7 +30,6 @@ from gpumuxd.errors import (
 )
 from gpumuxd.models.repository import Repository
 from gpumuxd.node.api import InferReply, ModelState
-from gpumuxd.node.loading import Loading
 from gpumuxd.node.node import Node
 from gpumuxd.node.settings import (
     LinkSettings,
@@ -48,7 +45,6 @@ from tests.node.fakes import (
     SPEC,
     WAIT_S,
     FakeLife,
-    FakeLoader,
     add_model,
     call,
     hash_of,
@@ -729,16 +725,6 @@ async def test_a_loader_that_hangs_is_killed_in_time(world: World) -> None:
             await node.load(DEFAULT_TENANT, "m")
         assert [child.how for child in world.loader.children] == ["signal SIGKILL"]
         world.loader.held.pop().close()
-
-
-async def test_an_artifact_that_became_a_pipe_is_refused_before_a_loader_starts(
-    tmp_path: Path,
-) -> None:
-    loader = FakeLoader()
-    os.mkfifo(tmp_path / "model.pt2")
-    with pytest.raises(InvalidModel, match=r"^its artifact is not a regular file$"):
-        await Loading(LoaderSettings(), loader.spawn).read(tmp_path / "model.pt2")
-    assert loader.children == []
 
 
 async def test_a_startup_model_that_fails_leaves_the_others_serving(world: World) -> None:

@@ -20,7 +20,13 @@ from gpumuxd.node.api import (
     VersionView,
 )
 from gpumuxd.node.model_table import Replica, VersionFacts, name_of_key
-from gpumuxd.node.preemptible import batch_index, bound_of, verdict
+from gpumuxd.node.preemptible import (
+    SIZES_NAMED_MAX,
+    batch_index,
+    bound_of,
+    sizes_text,
+    verdict,
+)
 from gpumuxd.node.tenants import TenantDirectory
 from gpumuxd.wire.frames import LongGroup, ModelLoaded, Statistics
 
@@ -70,7 +76,7 @@ def loaded_view(
         buckets=buckets,
         bound=bound,
         verdict=verdict(spec, buckets, bound, replica.device),
-        notes=tuple(_notes(spec, buckets, rows_max)),
+        notes=(*_notes(spec, buckets, rows_max), *_left_out(spec, loaded, rows_max)),
     )
 
 
@@ -139,6 +145,21 @@ def _notes(spec: ModelSpec, buckets: Sequence[BucketView], rows_max: int) -> lis
                 "other sizes take is learnt from requests."
             )
     return notes
+
+
+def _left_out(spec: ModelSpec, loaded: ModelLoaded, rows_max: int) -> list[str]:
+    """What would have disturbed others while it was measured will do so when it is asked for."""
+    sizes = [each for each in loaded.left_out if _is_allowed(spec, each, rows_max)]
+    if not sizes:
+        return []
+    among = (*sizes, *(sizes for sizes, _ in loaded.run_ns))
+    named = "; ".join(sizes_text(spec, each, among) for each in sizes[:SIZES_NAMED_MAX])
+    more = f"; {len(sizes) - SIZES_NAMED_MAX} more" if len(sizes) > SIZES_NAMED_MAX else ""
+    return [
+        f"Left out of the measurement: {named}{more}. A run there would have taken seconds, or a "
+        "group longer than the bound for REALTIME requests then in force; a request of that size "
+        "may delay urgent work by as much."
+    ]
 
 
 def _bucket_of(spec: ModelSpec, index: int, size: int) -> int:

@@ -5,8 +5,9 @@ decides, against the tightest bound that covers work of the lowest class. Pure: 
 out. It must not know links or tenants.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from gpumuxd.domain import Bucket
 from gpumuxd.models.spec import ModelSpec
 from gpumuxd.node.api import BoundOrigin, BoundView, BucketView, GroupView, Verdict
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
@@ -60,7 +61,11 @@ def verdict(
     where, who = _where(spec, allowed, late)
     takes_ns = worst.longest.device_ns
     takes = format_duration(takes_ns)
-    at_worst = f" at {sizes_text(spec, worst.sizes, allowed)}" if len(late) > 1 else ""
+    at_worst = (
+        f" at {sizes_text(spec, worst.sizes, [each.sizes for each in allowed])}"
+        if len(late) > 1
+        else ""
+    )
     return Verdict(
         False,
         f"Not {where}: its longest group ({nodes_text(worst.longest)}) takes {takes}{at_worst}, "
@@ -76,12 +81,12 @@ def nodes_text(group: GroupView) -> str:
     return f"node {last}" if last == group.first_node else f"nodes {group.first_node} .. {last}"
 
 
-def sizes_text(spec: ModelSpec, sizes: Sequence[int], among: Sequence[BucketView]) -> str:
+def sizes_text(spec: ModelSpec, sizes: Bucket, among: Collection[Bucket]) -> str:
     """A bucket for people: the sizes in which it differs from the others."""
     named = [
         f"{symbol.name} {sizes[index]}"
         for index, symbol in enumerate(spec.symbols)
-        if len({each.sizes[index] for each in among}) > 1 or len(among) == 1
+        if len({each[index] for each in among}) > 1 or len(among) == 1
     ]
     return ", ".join(named)
 
@@ -117,7 +122,8 @@ def _where(
     first = _late_from_batch(spec, allowed, late)
     if first is not None:
         return f"at batch {first} and more", "a request of that size"
-    named = [sizes_text(spec, each.sizes, allowed) for each in late[:SIZES_NAMED_MAX]]
+    among = [each.sizes for each in allowed]
+    named = [sizes_text(spec, each.sizes, among) for each in late[:SIZES_NAMED_MAX]]
     if len(late) > len(named):
         named.append(f"{len(late) - len(named)} more")
     return f"at {'; '.join(named)}", "a request of such a size"

@@ -158,7 +158,8 @@ class ModelLoaded(Frame, frozen=True):
     """The model serves from now on, with what the profiler found.
 
     `longest_groups` has for each bucket of `run_ns`, in its order, the longest groups, the longest
-    first: all of them, or as many as one frame has room for.
+    first: all of them, or as many as one frame has room for. `left_out` are the buckets that were
+    to be measured and would have taken too long.
     """
 
     model: str
@@ -169,6 +170,7 @@ class ModelLoaded(Frame, frozen=True):
     frame_bytes: int
     profile_was_cached: bool
     longest_groups: tuple[tuple[LongGroup, ...], ...] = ()
+    left_out: tuple[Bucket, ...] = ()
 
 
 class ModelFailed(Frame, frozen=True):
@@ -232,20 +234,28 @@ class Statistics(Frame, frozen=True):
 
 
 class Read(Frame, frozen=True):
-    """Read and validate this artifact. One descriptor beside it: the artifact, opened read-only."""
+    """Read and validate this artifact. One descriptor beside it: the artifact, opened read-only.
+
+    `artifact_format` is pt2 or onnx.
+    """
 
     model_bytes_max: int
     artifact_format: str = "pt2"
 
 
 class ReadDone(Frame, frozen=True):
-    """Two descriptors beside it: plan and weights, sealed. `spec` is an encoded `ModelSpec`."""
+    """Two descriptors beside it: plan and weights, sealed. `spec` is an encoded `ModelSpec`.
+
+    `parameter_count` counts the elements of all weights.
+    """
 
     artifact_hash: str
     spec: bytes
     plan_bytes: int
     weights_bytes: int
     node_count: int
+    platform: str = "pytorch_pt2"
+    parameter_count: int = 0
 
 
 class ReadFailed(Frame, frozen=True):

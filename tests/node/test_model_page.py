@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpumuxd.domain import Bucket, PriorityClass
@@ -188,9 +189,10 @@ def test_many_sizes_are_not_all_named() -> None:
 
 def test_a_size_is_told_by_what_differs() -> None:
     spec = spec_of(BATCH, TIME)
-    assert sizes_text(spec, (1, 128), BY_BOTH) == "batch 1, time 128"
-    assert sizes_text(spec, (1, 128), [BY_BOTH[0], BY_BOTH[2]]) == "batch 1"
-    assert sizes_text(spec, (1, 128), BY_BOTH[:1]) == "batch 1, time 128", "the only one"
+    both, one = [(1, 128), (1, 256), (4, 128)], [(1, 128)]
+    assert sizes_text(spec, (1, 128), both) == "batch 1, time 128"
+    assert sizes_text(spec, (1, 128), [(1, 128), (4, 128)]) == "batch 1"
+    assert sizes_text(spec, (1, 128), one) == "batch 1, time 128", "the only one"
 
 
 STATISTICS = Statistics(*[0] * 13)
@@ -374,6 +376,29 @@ def test_notes_say_what_is_fixed_and_what_was_not_measured(
     spec: ModelSpec, buckets: list[Bucket], notes: list[str]
 ) -> None:
     assert list(view_of(spec, {bucket: [1] for bucket in buckets}).notes) == notes
+
+
+@pytest.mark.parametrize(
+    ("left_out", "batch_max", "named"),
+    [
+        # left out, manifest, what the note names
+        ([(4,), (8,)], None, "batch 4; batch 8."),
+        ([(4,), (8,)], 4, "batch 4."),
+        ([(4,), (8,)], 2, None),
+        ([(4,), (8,), (16,), (32,), (64,)], None, "batch 4; batch 8; batch 16; 2 more."),
+    ],
+)
+def test_a_note_says_what_would_have_taken_too_long_to_measure(
+    left_out: list[Bucket], batch_max: int | None, named: str | None
+) -> None:
+    manifest = replace(DEFAULT_MANIFEST, batch_max=batch_max)
+    replica = replica_of(spec_of(BATCH), {(1,): [1], (2,): [1]}, manifest=manifest)
+    replica.loaded = msgspec.structs.replace(replica.loaded, left_out=tuple(left_out))
+    notes = loaded_view(replica, STATISTICS, lambda key: key).notes
+    told = [note for note in notes if note.startswith("Left out of the measurement: ")]
+    assert bool(told) is (named is not None)
+    if named is not None:
+        assert f": {named} A run there would" in told[0]
 
 
 def test_inputs_that_share_no_first_size_are_fixed_without_a_batch() -> None:

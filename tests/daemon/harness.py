@@ -29,6 +29,7 @@ class Site:
         repository: Path,
         devices: int = 1,
         startup_models: Sequence[str] = ("tiny", "busy"),
+        repository_lines: str = "",
     ) -> None:
         self.directory = directory
         self.port = free_port()
@@ -45,6 +46,7 @@ startup_models = {list(startup_models)}
 drain_timeout_s = 60
 [repository]
 paths = ["{repository}"]
+{repository_lines}
 [listen]
 tcp = ["127.0.0.1:{self.port}"]
 unix = ["{self.socket_path}"]

@@ -7,6 +7,7 @@ import pytest
 from gpumuxd.daemon.config import Config, load_config, parse_config
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import ConfigError
+from gpumuxd.node.settings import RepositoryMode
 from gpumuxd.node.tenants import DEFAULT_TENANT, hash_token
 from gpumuxd.rpc.listener import Listener
 from gpumuxd.settings import DeviceSettings, Order, SchedulerSettings, Slicing
@@ -23,6 +24,9 @@ def test_nothing_said_gives_the_defaults() -> None:
     config = parse("")
     assert config.state_dir == Path("/state")
     assert config.node.repository_paths == (Path("/state/models"),)
+    assert config.node.repository_mode is RepositoryMode.EXPLICIT
+    assert config.node.poll_ns == 15 * NS_PER_S
+    assert config.node.journal_path == Path("/state/loads.json")
     assert config.node.devices == (DeviceSettings(profile_cache_dir="/state/profiles"),)
     assert config.node.tenants == ()
     assert config.listeners == (Listener("127.0.0.1:8001", DEFAULT_TENANT),)
@@ -37,6 +41,8 @@ startup_models = ["a", "b"]
 drain_timeout_s = 1.5
 [repository]
 paths = ["/r1", "/r2"]
+mode = "poll"
+poll_s = 2.5
 [listen]
 tcp = ["127.0.0.1:1", "[::1]:2"]
 unix = ["/run/x.sock"]
@@ -82,6 +88,9 @@ def test_everything_said_arrives() -> None:
     assert config.node.startup_models == ("a", "b")
     assert config.drain_ns_max == 1_500_000_000
     assert config.node.repository_paths == (Path("/r1"), Path("/r2"))
+    assert config.node.repository_mode is RepositoryMode.POLL
+    assert config.node.poll_ns == 2_500_000_000
+    assert config.node.journal_path == Path("/s/loads.json")
     assert config.message_bytes_max == 8 * MIB
     first, second = config.node.devices
     scheduler = SchedulerSettings(
@@ -138,7 +147,15 @@ def test_everything_said_arrives() -> None:
         ("[node]\nstartup_models = 'a'", "startup_models: expected a list of strings, got 'a'"),
         ("[node]\nstartup_models = ['a', 'a']", "expected a list without repeats"),
         ("[node]\nstartup_models = ['../a']", r"\[node\].startup_models: model name"),
+        ("[node]\nstartup_models = ['*', 'a']", r"expected '\*' alone, or names of models, got"),
+        ("[node]\nstartup_models = ['a*']", r"\[node\].startup_models: model name 'a\*'"),
         ("[repository]\npaths = ['x']", "paths: expected an absolute path, got 'x'"),
+        (
+            f"[repository]\npaths = {[f'/{i}' for i in range(7)]}",
+            "paths: expected at most 6 repositories, got 7",
+        ),
+        ("[repository]\nmode = 'none'", "mode: expected 'explicit' or 'poll', got 'none'"),
+        ("[repository]\npoll_s = 0.5", "poll_s: expected a number from 1 to 86400, got 0.5"),
         (
             "[[device]]\nname = 'gpu'",
             r"^\[\[device\]\].name: expected 'cpu:<index>' \(this .*, got 'gpu'",
@@ -221,6 +238,10 @@ def test_two_tenants_with_one_token_and_no_token_in_any_message() -> None:
 def test_the_bound(text: str, bound_ns: int | None) -> None:
     (device,) = parse(f"[scheduler]\npreemption_delay_ms_max = {text}").node.devices
     assert device.scheduler.preemption_delay_ns_max == bound_ns
+
+
+def test_all_models_may_be_startup_models() -> None:
+    assert parse("[node]\nstartup_models = ['*']").node.startup_models == ("*",)
 
 
 def test_a_file_is_named_in_its_errors(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ threads = 1024
     )
     assert main(["check-config", str(path)]) == 0
     out = capsys.readouterr().out
+    assert "  mode           explicit\n" in out
     assert "  startup model  absent\n" in out
     assert "  device         cpu:0, 1024 threads\n" in out
     warnings = [line for line in out.splitlines() if line.startswith("warning: ")]
@@ -55,6 +56,35 @@ threads = 1024
     assert "startup model 'absent': no model 'absent'" in warnings[2]
     assert "1024 threads together, this machine " in warnings[3]
     assert "not checked: whether addresses are free" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("[node]\nstartup_models = ['*']", "  startup model  all there are\n"),
+        ("[repository]\nmode = 'poll'", "  mode           poll, every 15 s\n"),
+    ],
+)
+def test_check_config_doubts_every_model_when_all_are_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, fact: str
+) -> None:
+    add_model(tmp_path / "one", "good")
+    add_model(tmp_path / "one", "listed", manifest="versions = [1, 7]")
+    add_model(tmp_path / "two", "good")
+    path = tmp_path / "c.toml"
+    table = f"paths = ['{tmp_path}/one', '{tmp_path}/two']"
+    repository = text if text.startswith("[repository]") else f"{text}\n[repository]"
+    path.write_text(f"{repository}\n{table}")
+    assert main(["check-config", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert fact in out
+    warnings = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert warnings == [
+        "warning: model 'listed' version 7: model.toml lists it under versions, and it is not "
+        "there",
+        "warning: model 'good': repository 2 in [repository].paths has this name too; the one in "
+        "repository 1 counts",
+    ]
 
 
 def test_check_config_takes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from gpumuxd.programs.exporter import export_model
 from gpumuxd.units import MIB
 from gpumuxd.wire.frames import (
     Accepted,
+    AskStatistics,
     Finished,
     LoadModel,
     ModelFailed,
@@ -21,6 +22,7 @@ from gpumuxd.wire.frames import (
     ModelReleased,
     Ping,
     Pong,
+    Statistics,
     UnloadModel,
 )
 from gpumuxd.wire.process import sealed_memfd
@@ -57,12 +59,35 @@ def send_load(child: DeviceChild, model: str, plan_fd: int, weights_fd: int) -> 
 def test_a_loaded_model_tells_what_was_measured(own: DeviceChild, slow: LoadedArtifact) -> None:
     loaded = own.load(slow, "slow/1")
     assert [bucket for bucket, _ in loaded.run_ns] == [(1,), (2,)]
-    assert all(run_ns > loaded.longest_group_ns / 2 > 0 for _, run_ns in loaded.run_ns)
+    longest = [groups[0] for groups in loaded.longest_groups]
+    # Of the one pass that counts, so whatever else the machine does.
+    for (_, run_ns), group in zip(loaded.run_ns, longest, strict=True):
+        assert run_ns >= group.device_ns > 0
+        assert 0 <= group.first_node < group.end_node
+    assert max(group.device_ns for group in longest) == loaded.longest_group_ns
     assert loaded.group_count > 4, "nodes of milliseconds are groups by themselves"
+    assert loaded.left_out == ()
     assert loaded.weights_bytes >= 512 * 512 * 4
     assert loaded.frame_bytes >= 2 * 256 * 512 * 4, "a frame holds one activation at least"
     own.unload("slow/1")
     own.expect(ModelReleased)
+
+
+def test_sizes_beyond_the_bound_of_the_moment_are_told_as_left_out(
+    own: DeviceChild, mlp: LoadedArtifact, slow: LoadedArtifact
+) -> None:
+    own.send_load(mlp, "urgent/1", PriorityClass.REALTIME, slo_ns=1)  # leaves nothing to others
+    own.expect(ModelLoaded)
+    loaded = own.load(replace(slow, hash="with a profile of its own"), "slow/1")
+    assert ([bucket for bucket, _ in loaded.run_ns], loaded.left_out) == ([(1,)], ((2,),))
+    assert len(loaded.longest_groups) == 1
+    own.send(AskStatistics())
+    statistics = own.expect(Statistics)
+    assert (statistics.bound_ns, statistics.bound_origin) == (0, "laxity")
+    assert statistics.bound_model == "urgent/1"
+    for model in ("slow/1", "urgent/1"):
+        own.unload(model)
+        own.expect(ModelReleased)
 
 
 def test_small_nodes_are_merged_into_one_group(own: DeviceChild, mlp: LoadedArtifact) -> None:

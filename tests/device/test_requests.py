@@ -5,6 +5,7 @@ import torch
 
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import OutcomeKind, PriorityClass
+from gpumuxd.units import NS_PER_MS
 from gpumuxd.wire.frames import (
     Accepted,
     AskStatistics,
@@ -139,6 +140,8 @@ def test_statistics_name_models_but_no_internal_programs(child: DeviceChild) -> 
     assert statistics.queued == statistics.started == statistics.in_flight_slices == 0
     assert statistics.slices_launched > 0
     assert statistics.device_busy_ns > 0
+    assert (statistics.bound_ns, statistics.bound_origin) == (2 * NS_PER_MS, "slice_ns_max")
+    assert statistics.bound_model == "", "no model here has an SLO"
 
 
 def test_a_deadline_that_can_not_be_met_is_refused(child: DeviceChild) -> None:

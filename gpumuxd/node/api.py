@@ -280,7 +280,8 @@ class NodeApi(Protocol):
         ...
 
     async def load(self, tenant: Tenant, name: str) -> None:
-        """Load a model's newest version and return when it serves. Raises GpumuxdError."""
+        """Load the versions that a model's manifest selects and return when all of them serve. Raises
+        GpumuxdError."""
         ...
 
     async def unload(self, tenant: Tenant, name: str) -> None:

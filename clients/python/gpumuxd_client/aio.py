@@ -105,7 +105,8 @@ class AsyncClient:
         return await self._run(calls.index(only_ready=only_ready), deadline)
 
     async def load(self, model: str, *, deadline: float | None = None) -> None:
-        """Load a model's newest version; returns when it serves."""
+        """Load what a model's `model.toml` selects, the newest version if it says nothing; returns
+        when all of it serves."""
         await self._run(calls.load(model), deadline)
 
     async def unload(self, model: str, *, deadline: float | None = None) -> None:

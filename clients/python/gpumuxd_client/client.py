@@ -101,7 +101,8 @@ class Client:
         return self._run(calls.index(only_ready=only_ready), deadline)
 
     def load(self, model: str, *, deadline: float | None = None) -> None:
-        """Load a model's newest version; returns when it serves."""
+        """Load what a model's `model.toml` selects, the newest version if it says nothing; returns
+        when all of it serves."""
         self._run(calls.load(model), deadline)
 
     def unload(self, model: str, *, deadline: float | None = None) -> None:

@@ -22,6 +22,7 @@ GpumuxdError
 |   +-- DeviceLost
 |   +-- SequenceLost
 +-- Unsupported             UNIMPLEMENTED
++-- WrongMode               FAILED_PRECONDITION (a load while the daemon follows its repositories)
 +-- InternalError           INTERNAL and anything else
     +-- ModelFaulted        the model's own code failed on the device
 
@@ -149,6 +150,10 @@ class Unsupported(GpumuxdError):
     """The daemon does not serve this part of the protocol."""
 
 
+class WrongMode(GpumuxdError):
+    """Not while the daemon is configured as it is: loads and unloads in `mode = "poll"`."""
+
+
 class InternalError(GpumuxdError):
     """The daemon failed."""
 
@@ -167,6 +172,7 @@ _CLASS_OF_STATUS: dict[str, type[GpumuxdError]] = {
     "CANCELLED": Cancelled,
     "UNAVAILABLE": Unreachable,
     "UNIMPLEMENTED": Unsupported,
+    "FAILED_PRECONDITION": WrongMode,
 }
 
 

@@ -1,0 +1,1 @@
+"""Real architectures through export, reader and program."""

@@ -132,6 +132,8 @@ class Bench:
     console: Console
     rng: random.Random
     figures: list[Figure] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """A table beside the figures, for `--json`: without goals, one row a case."""
     late_ns: list[int] = field(default_factory=list)
 
     def pick(self, full: int, quick: int) -> int:
@@ -217,6 +219,7 @@ class Bench:
                 }
                 for figure in self.figures
             ],
+            "rows": self.rows,
             "machine": machine(),
             "versions": versions(),
             "commit": commit(),

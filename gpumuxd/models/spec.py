@@ -130,7 +130,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     def bucket(self, bindings: Bindings) -> Bucket:
         """The shape bucket of a request: each symbol rounded up to a power of two, within range.
 
-        What must be a multiple is rounded up once more, so that a bucket is a size that can be run.
+        Of what must be a multiple it is the count of units that is rounded.
         """
         return tuple(_bucket_size(bindings[s.name], s) for s in self.symbols)
 
@@ -142,8 +142,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
 def _bucket_size(size: int, symbol: Symbol) -> int:
     if size <= 0:
         return 0
-    power = 1 << (size - 1).bit_length()
-    return min(-(-power // symbol.multiple) * symbol.multiple, symbol.maximum)
+    units = -(-size // symbol.multiple)
+    return min(symbol.multiple << (units - 1).bit_length(), symbol.maximum)
 
 
 def evaluate(size: Size, bindings: Bindings) -> int:

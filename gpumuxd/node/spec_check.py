@@ -26,6 +26,9 @@ def check_spec(spec: ModelSpec) -> None:
     for tensor in tensors:
         _check_tensor(tensor)
     for symbol in spec.symbols:
+        ends = (symbol.minimum, symbol.maximum)
+        if symbol.multiple < 1 or any(end % symbol.multiple for end in ends):
+            raise InvalidModel(f"dimension {symbol.name!r}: ends are no multiples in {symbol!r}")
         if not 0 <= symbol.minimum <= symbol.maximum <= 2**31:
             raise InvalidModel(f"dimension {symbol.name!r}: no range in {symbol!r}")
     names = [symbol.name for symbol in spec.symbols]

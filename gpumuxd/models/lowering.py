@@ -37,7 +37,7 @@ from gpumuxd.models.plan import (
     operands,
 )
 from gpumuxd.models.regions import DEPTH_MAX, Region, region_of
-from gpumuxd.models.weights import DATATYPES, STRIDED_LAYOUT
+from gpumuxd.models.weights import DATATYPES, OTHER_TYPES, STRIDED_LAYOUT
 
 _POSITIONAL, _KEYWORD = 1, 2
 
@@ -449,6 +449,8 @@ def _constant(kind: str, value: object, where: str) -> Constant:
             kind, name = "layout", "strided" if number == STRIDED_LAYOUT else None
         case "as_device", schema.Device():
             kind, name = "device", ""
+    if kind == "dtype" and name is None and value in OTHER_TYPES:
+        raise InvalidModel(f"{where}: tensors of type {OTHER_TYPES[value]} are not served")
     if name is None:
         raise InvalidModel(f"{where}: a value of kind {kind} is not supported: {value!r}"[:200])
     return Constant(kind, name)

@@ -21,24 +21,12 @@ from gpumuxd.models import schema
 from gpumuxd.models.expressions import parse
 from gpumuxd.models.limits import ReadLimits
 from gpumuxd.models.spec import OPERATORS, ModelSpec, Size, Symbol, TensorSpec
-from gpumuxd.models.weights import DATATYPES, STRIDED_LAYOUT
+from gpumuxd.models.weights import DATATYPES, OTHER_TYPES, STRIDED_LAYOUT
 
 BATCH = "batch"
 
 _DATA_SIZE = re.compile(r"u[0-9]+", re.ASCII)
 """What torch calls a size that only the data decide."""
-
-_OTHER_TYPES = {
-    9: "complex32",
-    10: "complex64 (give torch.view_as_real of it)",
-    11: "complex128 (give torch.view_as_real of it)",
-    29: "float8_e4m3fn",
-    30: "float8_e5m2",
-    31: "float8_e4m3fnuz",
-    32: "float8_e5m2fnuz",
-    33: "float8_e8m0fnu",
-}
-"""torch's types that no datatype of the Open Inference Protocol stands for."""
 
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/\-]{0,127}", re.ASCII)
 _SYMBOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
@@ -134,7 +122,7 @@ class _ShapeReader:
         if datatype is None or meta.layout != STRIDED_LAYOUT:
             raise InvalidModel(
                 f"tensor {name[:80]!r}: expected a dense tensor of a plain data type, "
-                f"got {_OTHER_TYPES.get(meta.dtype, f'type {meta.dtype}')} of layout {meta.layout}"
+                f"got {OTHER_TYPES.get(meta.dtype, meta.dtype)} of layout {meta.layout}"
             )
         if len(meta.sizes) > self._limits.rank_max:
             raise InvalidModel(f"tensor {name[:80]!r} of rank {len(meta.sizes)} (rank_max)")

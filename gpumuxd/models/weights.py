@@ -40,6 +40,18 @@ DATATYPES: dict[int, str] = {
 }
 """torch's serialized ScalarType to the Open Inference Protocol's name."""
 
+OTHER_TYPES: dict[int, str] = {
+    9: "complex32",
+    10: "complex64 (torch.view_as_real makes floats of it)",
+    11: "complex128 (torch.view_as_real makes floats of it)",
+    29: "float8_e4m3fn",
+    30: "float8_e5m2",
+    31: "float8_e4m3fnuz",
+    32: "float8_e5m2fnuz",
+    33: "float8_e8m0fnu",
+}
+"""Those that no datatype of the Open Inference Protocol stands for."""
+
 STRIDED_LAYOUT = 7
 
 

@@ -1,4 +1,4 @@
-"""`gpumuxd export package.module:factory -o repository/name/1`.
+"""`gpumuxd export package.module:factory -o repository/name/1`, or `--torchscript FILE`.
 
 The command only; `exporter.py` does the work. This module must not import torch before it has said
 so: that alone takes seconds, and the whole may take half a minute. So the names of `exporter` that
@@ -29,7 +29,12 @@ def __getattr__(name: str) -> Any:
 
 def main(argv: Sequence[str]) -> int:
     """The command. Phases and refusals go to stderr, the signature to stdout."""
-    options = _parser().parse_args(list(argv))
+    parser = _parser()
+    options = parser.parse_args(list(argv))
+    if (options.factory is None) is (options.torchscript is None):
+        parser.error("expected a factory, or --torchscript FILE")
+    if options.torchscript is None and (options.input or options.dynamic or options.size):
+        parser.error("--input, --dynamic and --size describe a --torchscript file")
     try:
         path = _output_path(options.output)
         spec = _run(options, path)
@@ -44,7 +49,8 @@ def main(argv: Sequence[str]) -> int:
         for tensor in tensors:
             print(f"  {what} {tensor.name}: {tensor.datatype} {format_shape(tensor.shape)}")
     for symbol in spec.symbols:
-        print(f"  {symbol.name}: {symbol.minimum} to {symbol.maximum}")
+        step = f", in multiples of {symbol.multiple}" if symbol.multiple > 1 else ""
+        print(f"  {symbol.name}: {symbol.minimum} to {symbol.maximum}{step}")
     return 0
 
 
@@ -53,21 +59,48 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpumuxd export",
         description="Export a torch module to an artifact that gpumuxd serves.",
         epilog="The factory takes no arguments and returns a gpumuxd.programs.export.ExportRequest "
-        "or a tuple (module, example_inputs).",
+        "or a tuple (module, example_inputs). docs/export.md says what can be exported.",
     )
-    parser.add_argument("factory", help="package.module:function")
+    parser.add_argument("factory", nargs="?", help="package.module:function")
     parser.add_argument(
         "-o",
         "--output",
         required=True,
         type=Path,
-        help="the .pt2 file, or the directory of a version (model.pt2 is written there)",
+        help="the .pt2 file, or the directory of a version (model.pt2 is written there, and its "
+        "checksum beside it)",
     )
     parser.add_argument(
         "--batch-max", type=int, help="the largest batch served, whatever the factory says"
     )
     parser.add_argument(
         "--verbose", action="store_true", help="show all that torch says of a module it refuses"
+    )
+    script = parser.add_argument_group("traced TorchScript instead of a factory")
+    script.add_argument(
+        "--torchscript", metavar="FILE", type=Path, help="written by torch.jit.save"
+    )
+    script.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME:TYPE[SIZES]",
+        help="an input with an example's sizes, in the order of forward: image:FP32[2,3,64,64]",
+    )
+    script.add_argument(
+        "--dynamic",
+        action="append",
+        default=[],
+        metavar="NAME:DIM=DIMENSION,...",
+        help="what may vary: image:0=batch,2=height (default: dimension 0 of every input is the "
+        "batch; `none` for nothing)",
+    )
+    script.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="DIMENSION=MIN:MAX[:MULTIPLE]",
+        help="the range of a dimension: height=32:640:32",
     )
     return parser
 
@@ -76,9 +109,24 @@ def _run(options: argparse.Namespace, path: Path) -> ModelSpec:
     _tell("importing torch")
     from gpumuxd.programs import exporter
 
+    if options.torchscript is not None:
+        return _run_torchscript(options, path)
     _tell(f"calling {options.factory}")
     request = exporter.request_of(_import_factory(options.factory)(), options.batch_max)
     return exporter.write_artifact(request, path, _tell, is_verbose=options.verbose)
+
+
+def _run_torchscript(options: argparse.Namespace, path: Path) -> ModelSpec:
+    from gpumuxd.programs import exporter, torchscript, torchscript_options
+
+    described = torchscript_options.read(options.input, options.dynamic, options.size)
+    _tell(f"reading {options.torchscript}")
+    script = torchscript.load(options.torchscript)
+    request = torchscript.request_of(script, described, options.batch_max or exporter.BATCH_MAX)
+    _tell("tracing what it calls")
+    traced = exporter.trace(request, is_verbose=options.verbose)
+    _tell(torchscript.compare(script, traced, request))
+    return exporter.write_traced(traced, path, _tell)
 
 
 def _tell(text: str) -> None:

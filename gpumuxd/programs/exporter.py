@@ -8,7 +8,7 @@ reader, so that what can't be served is known at export and not at load. The com
 `export.py`.
 """
 
-import inspect
+import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,8 @@ import torch
 from gpumuxd.errors import InvalidModel
 from gpumuxd.models.pt2 import NAMES_FILE, Artifact
 from gpumuxd.models.spec import ModelSpec
-from gpumuxd.programs.export_refusal import quiet_refusals, reason_of
+from gpumuxd.programs.example_inputs import ExampleInputs, Examples, output_names
+from gpumuxd.programs.export_refusal import quiet_refusals, reason_of, reason_of_save
 from gpumuxd.programs.recurrent import recurrence_of_any_length
 
 BATCH = "batch"
@@ -33,7 +34,6 @@ _FLAT_WEIGHTS_ASSIGNED = (
     r"The tensor attributes? (self\.\S*_flat_weights\[\d+\](, )?)+ \w+ assigned during export"
 )
 
-Examples = Mapping[str, torch.Tensor] | Sequence[torch.Tensor]
 Dynamic = Mapping[str, Mapping[int, str]]
 Tell = Callable[[str], None]
 
@@ -43,7 +43,9 @@ class ExportRequest:
     """What a factory returns to `gpumuxd export`.
 
     `example_inputs` by name: names of the arguments of `forward`, in any order, or names of your
-    own in its order. A tuple is in its order and takes its names. `dynamic` says which dimensions
+    own in its order. A tuple is in its order and takes its names. An argument may be a tensor, a
+    tuple, list or dict of them, whose parts are the inputs `feats.image` and `pair.0`, or None, a
+    number or a string, which the artifact fixes. `dynamic` says which dimensions
     of which input may vary, and their names: `{"tokens": {0: "batch", 1: "length"}}`; without it,
     dimension 0 of every input is the batch. `sizes` gives each name's smallest and largest size; a
     batch is 1 to `batch_max` unless it is given. `multiples` names the dimensions that must be a
@@ -93,7 +95,11 @@ def write_artifact(
     A refusal leaves the file system as it was.
     """
     tell("tracing the module")
-    return write_traced(trace(request, is_verbose=is_verbose), path, tell)
+    traced = trace(request, is_verbose=is_verbose)
+    if traced.fixed:
+        fixed = ", ".join(f"{name}={value!r}" for name, value in traced.fixed.items())
+        tell(f"fixed in the artifact, since their examples are no tensors: {fixed}")
+    return write_traced(traced, path, tell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +108,24 @@ class Traced:
 
     program: torch.export.ExportedProgram
     names: Mapping[str, Any]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def trace(request: ExportRequest, *, is_verbose: bool = False) -> Traced:
     """Export, in memory. Raises InvalidModel when torch.export refuses the module."""
-    inputs = _named_inputs(request)
-    dynamic = _dynamic(request, inputs)
+    inputs = ExampleInputs.of(request.module, request.example_inputs)
+    dynamic = _dynamic(request, inputs.tensors)
     program = _export(request, inputs, dynamic, is_verbose=is_verbose)
-    order = _keyword_order(program) or list(inputs)
-    outputs = list(request.output_names) or _output_names(program)
     names = {
-        "inputs": order,
-        "outputs": outputs,
+        "inputs": inputs.names_in_order_of(program.call_spec.in_spec),
+        "outputs": list(request.output_names) or output_names(program),
         "dynamic": {
             name: {str(dimension): symbol for dimension, symbol in dimensions.items()}
             for name, dimensions in dynamic.items()
         },
         "batch": BATCH if any(BATCH in sizes.values() for sizes in dynamic.values()) else None,
     }
-    return Traced(program, names)
+    return Traced(program, names, inputs.literals)
 
 
 def write_traced(traced: Traced, path: Path, tell: Tell = _tell_nobody) -> ModelSpec:
@@ -134,10 +139,29 @@ def write_traced(traced: Traced, path: Path, tell: Tell = _tell_nobody) -> Model
             tell("reading it back as the daemon will")
             with unfinished.open("rb") as file:
                 spec = Artifact(file).plan.spec
-            unfinished.replace(path)
+            _publish(unfinished, path)
         finally:
             unfinished.unlink(missing_ok=True)
     return spec
+
+
+def _publish(unfinished: Path, path: Path) -> None:
+    """Put a whole artifact in its place, with its checksum beside it.
+
+    The old checksum goes first: a daemon that looks in between finds an artifact without one, which
+    it serves, and never one that does not match.
+    """
+    checksum = path.with_name(f"{path.name}.sha256")
+    new_checksum = checksum.with_name(f".{checksum.name}")
+    with unfinished.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        new_checksum.write_text(f"{digest}  {path.name}\n", encoding="utf-8")
+        checksum.unlink(missing_ok=True)
+        unfinished.replace(path)
+        new_checksum.replace(checksum)
+    finally:
+        new_checksum.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -158,37 +182,12 @@ def _save(program: torch.export.ExportedProgram, path: Path, names: Mapping[str,
     with _torch_warnings_ignored():
         try:
             torch.export.save(program, path, extra_files={NAMES_FILE: json.dumps(names)})
-        except NotImplementedError as error:  # an output type that torch can't write, say
-            raise InvalidModel(f"torch.export can't save the module: {error}") from error
-
-
-def _named_inputs(request: ExportRequest) -> dict[str, torch.Tensor]:
-    if isinstance(request.example_inputs, Mapping):
-        inputs = dict(request.example_inputs)
-    else:
-        names = list(_signature_names(request.module, len(request.example_inputs)))
-        inputs = dict(zip(names, request.example_inputs, strict=True))
-    if not inputs:
-        raise InvalidModel("export: at least one example input is needed")
-    for name, value in inputs.items():
-        if not isinstance(value, torch.Tensor):
+        except OSError:
+            raise
+        except Exception as error:  # an output type that torch can't write, say
             raise InvalidModel(
-                f"export: example input {name!r} is a {type(value).__name__}, expected a tensor"
-            )
-    # One tensor given for two inputs would make torch trace them as one.
-    return {name: value.detach().clone() for name, value in inputs.items()}
-
-
-def _signature_names(module: torch.nn.Module, count: int) -> Iterator[str]:
-    """Names of the first arguments of `forward`; `input_<i>` where it takes `*args`."""
-    names = _positional_names(module)
-    for i in range(count):
-        yield names[i] if i < len(names) else f"input_{i}"
-
-
-def _positional_names(module: torch.nn.Module) -> list[str]:
-    parameters = inspect.signature(module.forward).parameters.values()
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+                f"torch.export can't save the module: {reason_of_save(error)}"
+            ) from error
 
 
 def _dynamic(
@@ -226,31 +225,26 @@ def _check_example_size(name: str, symbol: str, size: int) -> None:
 
 def _export(
     request: ExportRequest,
-    inputs: Mapping[str, torch.Tensor],
+    inputs: ExampleInputs,
     dynamic: Mapping[str, Mapping[int, str]],
     *,
     is_verbose: bool,
 ) -> torch.export.ExportedProgram:
     symbols = sorted({symbol for sizes in dynamic.values() for symbol in sizes.values()})
     dims = {symbol: _dim(request, symbol) for symbol in symbols}
-    shapes: dict[str, Any] = {
-        name: {dimension: dims[symbol] for dimension, symbol in dynamic.get(name, {}).items()}
-        for name in inputs
+    shapes = {
+        name: {dimension: dims[symbol] for dimension, symbol in dimensions.items()}
+        for name, dimensions in dynamic.items()
     }
-    by_name = set(inputs) <= set(inspect.signature(request.module.forward).parameters)
-    positional = list(shapes.values())
-    named = len(_positional_names(request.module))
-    if len(positional) > named:  # torch wants the shapes of `*args` in a tuple of their own
-        positional[named:] = [tuple(positional[named:])]
     quiet = nullcontext() if is_verbose else quiet_refusals()
     with _torch_warnings_ignored(), torch.no_grad(), recurrence_of_any_length():
         try:
             with quiet:
                 return torch.export.export(
                     request.module.eval(),
-                    () if by_name else tuple(inputs.values()),
-                    dict(inputs) if by_name else {},
-                    dynamic_shapes=shapes if by_name else tuple(positional),
+                    inputs.args,
+                    inputs.kwargs,
+                    dynamic_shapes=inputs.dynamic_shapes(shapes),
                     strict=False,
                 )
         except Exception as error:  # torch.export raises whatever the module or the tracer does
@@ -275,26 +269,6 @@ def _dim(request: ExportRequest, symbol: str) -> Any:
         max=maximum and maximum // multiple,
     )
     return multiple * units
-
-
-def _keyword_order(program: torch.export.ExportedProgram) -> list[str]:
-    """The order of keyword arguments in the graph; nothing when all were positional."""
-    tree = program.call_spec.in_spec
-    return [] if tree is None else [str(name) for name in tree.child(1).context]
-
-
-def _output_names(program: torch.export.ExportedProgram) -> list[str]:
-    """Keys of a dictionary of outputs, else `output_0`, `output_1`, ..."""
-    count = sum(
-        1
-        for output in program.graph_signature.output_specs
-        if getattr(output.arg, "name", None) is not None
-    )
-    context = program.call_spec.out_spec
-    keys = getattr(context, "context", None)
-    if isinstance(keys, list) and len(keys) == count and all(isinstance(k, str) for k in keys):
-        return [str(key) for key in keys]
-    return [f"output_{i}" for i in range(count)]
 
 
 @contextmanager

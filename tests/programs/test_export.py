@@ -71,6 +71,50 @@ def test_other_dimensions_vary_on_request(tmp_path: Path) -> None:
     assert spec.symbols == (Symbol("batch", 1, 64), Symbol("time", 2, 40))
 
 
+class DownAndUp(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        small = x.unflatten(2, (-1, 4)).amax(3)
+        again = small.unsqueeze(3).expand(-1, -1, -1, 4).flatten(2)
+        return {"small": small, "same": x + again}
+
+
+def export_down_and_up(path: Path, smallest: int, largest: int, multiple: int) -> Any:
+    return export_model(
+        DownAndUp(),
+        {"x": torch.ones(2, 1, 24)},
+        path,
+        dynamic={"x": {0: "batch", 2: "time"}},
+        sizes={"time": (smallest, largest)},
+        multiples={"time": multiple} if multiple else {},
+    )
+
+
+def test_dimensions_can_be_multiples(tmp_path: Path) -> None:
+    spec = export_down_and_up(tmp_path / "model.pt2", 8, 64, 4)
+    assert spec.symbols[1] == Symbol("time", 8, 64, 4)
+    assert spec.inputs[0].shape == (("batch",), 1, ("time",))
+    assert spec.outputs[0].shape == (("batch",), 1, ("time", 4, "//"))
+    assert spec.outputs[1].shape == (("batch",), 1, ("time",))
+    model = open_artifact(tmp_path / "model.pt2")
+    assert model.profile_buckets(1) == [(1, 32)], "24 of the example, rounded up"
+
+
+@pytest.mark.parametrize(
+    ("smallest", "largest", "multiple", "said"),
+    [
+        (8, 64, 0, "'time' must be a multiple of 4: say multiples="),
+        (8, 63, 4, "'time' of 8 to 63 must be a multiple of 4: so must both ends"),
+        (6, 64, 4, "must be a multiple of 4"),
+        (8, 64, -4, "must be a multiple of -4"),
+    ],
+)
+def test_dimensions_that_are_no_multiples(
+    smallest: int, largest: int, multiple: int, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidModel, match=said):
+        export_down_and_up(tmp_path / "model.pt2", smallest, largest, multiple)
+
+
 def test_a_model_may_have_no_dynamic_dimension(tmp_path: Path) -> None:
     spec = export_model(Mlp(), {"x": X}, tmp_path / "model.pt2", dynamic={})
     assert spec.inputs == (TensorSpec("x", "FP32", (2, 4)),)
@@ -117,15 +161,16 @@ class FixesBatch(nn.Module):
     ("module", "inputs", "more", "said"),
     [
         (Mlp(), (torch.ones(1, 4),), {}, "has a batch of 1. torch.export would fix the batch at 1"),
-        (Mlp(), (), {}, "at least one example input"),
-        (Mlp(), {"x": [1.0]}, {}, "example input 'x' is a list, expected a tensor"),
+        (Mlp(), (), {}, "at least one example input must be a tensor"),
+        (Mlp(), {"x": [1.0]}, {}, "at least one example input must be a tensor"),
+        (Mlp(), {"x": [X, b"1"]}, {}, "example input 'x.1' is a bytes, expected a tensor, or a"),
         (Mlp(), (torch.tensor(1.0),), {}, "'x' has no dimensions and so no batch"),
         (Mlp(), (X,), {"dynamic": {"y": {0: "batch"}}}, "`dynamic` names 'y', inputs are ['x']"),
         (Mlp(), (X,), {"dynamic": {"x": {2: "batch"}}}, "input 'x' has no dimension 2"),
         (Mlp(), (torch.ones(2, 5),), {}, "torch.export refused the module"),
         (Mlp(), (X,), {"output_names": ["a", "b"]}, "names 2 outputs, the graph has 1"),
         (Mlp(), (X,), {"output_names": ["../a"]}, "can't name an output"),
-        (NamedTuple(), (X,), {}, "torch.export can't save the module"),
+        (NamedTuple(), (X,), {}, "can't save the module: the output is a torch.return_types.max"),
         (FixesBatch(), (X,), {}, "torch.export refused the module"),
         (Noise(), (X,), {}, "'torch.ops.aten.randn_like.default' is not allowed"),
         (Counting(), (X,), {}, "(torch.ops.aten.add_.Tensor) writes in place to a weight, buffer"),
@@ -147,7 +192,7 @@ def test_a_refused_export_leaves_the_older_artifact(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel):
         export_model(Noise(), (X,), path)
     assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "model.pt2.sha256"]
 
 
 class Star(nn.Module):

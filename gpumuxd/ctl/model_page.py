@@ -57,6 +57,7 @@ def _policy_rows(policy: Any) -> Iterator[tuple[str, str]]:
     yield "tenants", "everyone" if tenants is None else ", ".join(tenants) or "none"
     yield "class", f"up to {policy['class_max']}"
     yield "SLO", "none" if slo_ns is None else format_duration(slo_ns)
+    yield "versions", policy["versions"]
     if policy["device"] is not None:
         yield "placement", policy["device"]
 

@@ -122,6 +122,7 @@ class PolicyView:
     slo_ns: int | None
     device: str | None
     batch_max: int | None
+    versions: str = "latest"  # which of them serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +281,7 @@ class NodeApi(Protocol):
         ...
 
     async def load(self, tenant: Tenant, name: str) -> None:
-        """Load the versions that a model's manifest selects and return when all of them serve. Raises
+        """Load the versions that a model's manifest selects; return when all of them serve. Raises
         GpumuxdError."""
         ...
 

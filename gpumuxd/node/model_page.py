@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from gpumuxd.models.manifest import Manifest
 from gpumuxd.models.spec import ModelSpec
+from gpumuxd.models.version_policy import VersionPolicy
 from gpumuxd.node.api import (
     BoundView,
     BucketView,
@@ -85,7 +86,22 @@ def _policy(manifest: Manifest, tenant: Tenant, tenants: TenantDirectory) -> Pol
     if not tenant.is_admin:
         permitted = None if permitted is None else (tenant.name,)
         class_max = min(class_max, tenant.priority_max)
-    return PolicyView(permitted, class_max, manifest.slo_ns, manifest.device, manifest.batch_max)
+    return PolicyView(
+        permitted,
+        class_max,
+        manifest.slo_ns,
+        manifest.device,
+        manifest.batch_max,
+        _versions(manifest.versions),
+    )
+
+
+def _versions(policy: VersionPolicy) -> str:
+    if policy.listed is not None:
+        return ", ".join(map(str, policy.listed))
+    if policy.latest is None:
+        return "all"
+    return "latest" if policy.latest == 1 else f"latest {policy.latest}"
 
 
 def _rows_max(spec: ModelSpec, manifest: Manifest) -> int:

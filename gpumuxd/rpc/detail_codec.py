@@ -36,6 +36,7 @@ def _policy(view: PolicyView) -> pb.PolicyDetail:
         slo_ns=view.slo_ns,
         device=view.device,
         batch_max=view.batch_max,
+        versions=view.versions,
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ segments
   tenants     camera, search
   class       up to REALTIME
   SLO         30.00 ms
+  versions    all
   placement   cpu:0
 
 version 2  READY
@@ -81,6 +83,7 @@ version 3  READY
   tenants     everyone
   class       up to STANDARD
   SLO         none
+  versions    latest
   platform    onnxruntime_onnx, artifact 0a
   device      cpu:1
   input       x  INT8[1, 4]
@@ -165,12 +168,13 @@ def test_versions_with_different_manifests_have_each_their_own() -> None:
     other = replace(second, policy=replace(second.policy, tenants=(), slo_ns=None))
     lines = printed(replace(SEGMENTS, versions=(first, other)), 80).splitlines()
     assert lines[:3] == ["segments", "", "version 2  READY"]
-    assert lines[-6:] == [
+    assert lines[-7:] == [
         "version 1  UNAVAILABLE",
         "  replaced by version 2",
         "  tenants     none",
         "  class       up to REALTIME",
         "  SLO         none",
+        "  versions    all",
         "  placement   cpu:0",
     ]
 
@@ -239,3 +243,10 @@ def test_the_command_is_found(
     assert ended.value.code == code
     captured = capsys.readouterr()
     assert told in " ".join((captured.out + captured.err).split())
+
+
+def test_the_document_shows_a_page_as_it_is() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "model-page.md").read_text()
+    assert f"```\n{SEGMENTS_PAGE}\n```" in document
+    for origin in ("stated, `preemption_delay_ms_max`", "`slice_ms_max`, no SLO leaves less"):
+        assert f"| {origin} |" in document

@@ -15,9 +15,22 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from gpumuxd.ctl.main import main as gpumuxctl
 from tests.daemon.harness import Daemon, Site, run_serve
+from tests.models.archives import archive, good_graph, members
 from tests.node.artifacts import export_busy, export_tiny
 
 X: NDArray[np.float32] = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+def publish_what_is_refused(repository: Path) -> None:
+    """`newer` is of a schema that no torch writes, `altered` is not what its checksum says."""
+    newer = repository / "newer" / "1" / "model.pt2"
+    graph = {**good_graph(), "schema_version": {"major": 99, "minor": 1}}
+    newer.parent.mkdir(parents=True)
+    newer.write_bytes(archive(members({**graph, "torch_version": "4.2.0"})).getvalue())
+    altered = repository / "altered" / "1" / "model.pt2"
+    altered.parent.mkdir(parents=True)
+    altered.write_bytes(archive(members()).getvalue())
+    altered.with_name("model.pt2.sha256").write_text(f"{'0' * 64}  model.pt2\n")
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +41,7 @@ def served() -> Iterator[tuple[Site, Daemon]]:
     export_busy(repository / "busy" / "1" / "model.pt2")
     (repository / "broken" / "1").mkdir(parents=True)
     (repository / "broken" / "1" / "model.pt2").write_bytes(b"not an archive")
+    publish_what_is_refused(repository)
     site = Site(directory, repository)
     with Daemon.running(site) as daemon:
         daemon.wait_notified("READY=1")
@@ -213,6 +227,7 @@ def test_a_model_that_gpumuxctl_loads_has_a_page(
     version = page()
     loaded = version["loaded"]
     assert version["state"] == "READY"
+    assert (loaded["platform"], loaded["parameter_count"]) == ("pytorch_pt2", 384 * 384)
     assert loaded["inputs"] == [{"name": "x", "datatype": "FP32", "shape": ["batch", "384"]}]
     assert [bucket["sizes"][0] for bucket in loaded["buckets"]][:1] == [1]
     for bucket in loaded["buckets"]:
@@ -227,3 +242,28 @@ def test_a_model_that_gpumuxctl_loads_has_a_page(
     text = ctl("model", "busy")
     assert loaded["verdict"] in text, "on a pipe a sentence is a line"
     assert "input       x  FP32[batch, 384]" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        # model, what of the refusal a person needs
+        ("newer", "torch.export schema: expected 8.x, got 99.1, written by torch 4.2.0"),
+        ("altered", "model.pt2 is not what model.pt2.sha256 says: expected 0000"),
+        ("broken", "got 14 bytes that begin with b'not '"),
+    ],
+)
+def test_gpumuxctl_says_why_a_model_was_refused_and_so_does_its_page(
+    served: tuple[Site, Daemon], model: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, _ = served
+    target = ["--target", site.target]
+    assert gpumuxctl([*target, "load", model]) == 1
+    refusal = capsys.readouterr()
+    assert (refusal.out, refusal.err.count("\n")) == ("", 1)
+    assert refusal.err.startswith(f"gpumuxctl: INVALID_ARGUMENT: model {model!r} version 1: ")
+    assert told in refusal.err
+    assert gpumuxctl([*target, "model", model]) == 0
+    page = capsys.readouterr().out
+    assert "version 1  UNAVAILABLE" in page
+    assert told in page

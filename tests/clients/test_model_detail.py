@@ -22,7 +22,12 @@ async def test_every_field_comes_through(client: AnyClient) -> None:
     assert (unloaded.state, unloaded.reason) == ("UNAVAILABLE", "replaced by version 2")
     assert unloaded.loaded is None
     assert ready.policy == PolicyDetail(
-        ("camera", "search"), "REALTIME", slo_ns=30_000_000, device="cpu:0", batch_max=16
+        ("camera", "search"),
+        "REALTIME",
+        slo_ns=30_000_000,
+        device="cpu:0",
+        batch_max=16,
+        versions="all",
     )
     view, loaded = SEGMENTS.versions[0].loaded, ready.loaded
     assert view is not None
@@ -60,7 +65,7 @@ async def test_every_field_comes_through(client: AnyClient) -> None:
 
 async def test_what_is_not_there_is_none(client: AnyClient) -> None:
     loaded, broken = (await client("model_detail", "fixed")).versions
-    assert loaded.policy == PolicyDetail(None, "STANDARD", None, None, None)
+    assert loaded.policy == PolicyDetail(None, "STANDARD", None, None, None, "latest")
     assert loaded.loaded.bound == BoundDetail(None, "unknown", "")
     assert loaded.loaded.is_preemptible is None
     assert loaded.loaded.dimensions == ()

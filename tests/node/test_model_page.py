@@ -9,6 +9,7 @@ import pytest
 from gpumuxd.domain import Bucket, PriorityClass
 from gpumuxd.models.manifest import DEFAULT_MANIFEST, Manifest
 from gpumuxd.models.spec import ModelSpec, Symbol, TensorSpec
+from gpumuxd.models.version_policy import VersionPolicy
 from gpumuxd.node.api import (
     BoundOrigin,
     BoundView,
@@ -471,3 +472,18 @@ async def test_the_class_of_a_manifest_is_a_ceiling_for_all() -> None:
     ):
         detail = await page(tenant, manifest, "m/2#9")
         assert detail.versions[0].policy.class_max is expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        # model.toml, the page
+        (VersionPolicy(latest=1), "latest"),
+        (VersionPolicy(latest=2), "latest 2"),
+        (VersionPolicy(), "all"),
+        (VersionPolicy(listed=(1, 7)), "1, 7"),
+    ],
+)
+async def test_which_versions_serve(policy: VersionPolicy, words: str) -> None:
+    detail = await page(SEARCH, replace(SHARED, versions=policy), "m/2#9")
+    assert detail.versions[0].policy.versions == words

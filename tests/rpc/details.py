@@ -33,7 +33,9 @@ SEGMENTS = ModelDetail(
             "2",
             ModelState.READY,
             "",
-            PolicyView(("camera", "search"), PriorityClass.REALTIME, 30 * NS_PER_MS, "cpu:0", 16),
+            PolicyView(
+                ("camera", "search"), PriorityClass.REALTIME, 30 * NS_PER_MS, "cpu:0", 16, "all"
+            ),
             LoadedView(
                 platform="pytorch_pt2",
                 device="cpu:0",
@@ -81,7 +83,9 @@ SEGMENTS = ModelDetail(
             "1",
             ModelState.UNAVAILABLE,
             "replaced by version 2",
-            PolicyView(("camera", "search"), PriorityClass.REALTIME, 30 * NS_PER_MS, "cpu:0", 16),
+            PolicyView(
+                ("camera", "search"), PriorityClass.REALTIME, 30 * NS_PER_MS, "cpu:0", 16, "all"
+            ),
         ),
     ),
 )

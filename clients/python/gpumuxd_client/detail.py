@@ -28,6 +28,7 @@ def _policy(message: pb.PolicyDetail) -> types.PolicyDetail:
         slo_ns=message.slo_ns if message.HasField("slo_ns") else None,
         device=message.device if message.HasField("device") else None,
         batch_max=message.batch_max if message.HasField("batch_max") else None,
+        versions=message.versions,
     )
 
 

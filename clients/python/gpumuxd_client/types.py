@@ -183,6 +183,7 @@ class PolicyDetail:
 
     tenants     None: everyone
     class_max   highest class of a request: REALTIME, STANDARD or BEST_EFFORT
+    versions    which of its versions serve: `latest`, `latest 2`, `all` or `1, 7`
     """
 
     tenants: tuple[str, ...] | None
@@ -190,6 +191,7 @@ class PolicyDetail:
     slo_ns: int | None
     device: str | None
     batch_max: int | None
+    versions: str = ""
 
 
 @dataclass(frozen=True, slots=True)

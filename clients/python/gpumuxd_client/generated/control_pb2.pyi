@@ -83,20 +83,22 @@ class VersionDetail(_message.Message):
     def __init__(self, version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyDetail, _Mapping]] = ..., loaded: _Optional[_Union[LoadedDetail, _Mapping]] = ...) -> None: ...
 
 class PolicyDetail(_message.Message):
-    __slots__ = ("for_everyone", "tenants", "class_max", "slo_ns", "device", "batch_max")
+    __slots__ = ("for_everyone", "tenants", "class_max", "slo_ns", "device", "batch_max", "versions")
     FOR_EVERYONE_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     CLASS_MAX_FIELD_NUMBER: _ClassVar[int]
     SLO_NS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     BATCH_MAX_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     for_everyone: bool
     tenants: _containers.RepeatedScalarFieldContainer[str]
     class_max: str
     slo_ns: int
     device: str
     batch_max: int
-    def __init__(self, for_everyone: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., class_max: _Optional[str] = ..., slo_ns: _Optional[int] = ..., device: _Optional[str] = ..., batch_max: _Optional[int] = ...) -> None: ...
+    versions: str
+    def __init__(self, for_everyone: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., class_max: _Optional[str] = ..., slo_ns: _Optional[int] = ..., device: _Optional[str] = ..., batch_max: _Optional[int] = ..., versions: _Optional[str] = ...) -> None: ...
 
 class LoadedDetail(_message.Message):
     __slots__ = ("platform", "device", "artifact_hash", "inputs", "outputs", "dimensions", "batch_max", "parameter_count", "weights_bytes", "frame_bytes", "group_count", "buckets", "bound", "preemptible", "verdict", "advice", "notes")

@@ -23,6 +23,7 @@ class ModelVersion:
 
     name: str
     version: int
+    repository: Path
     artifact: Path
     artifact_name: str
     stamp: FileStamp

@@ -143,6 +143,7 @@ def _look_at_version(
         return ModelVersion(
             name,
             version,
+            root,
             artifact,
             artifact_name,
             FileStamp.of(status),

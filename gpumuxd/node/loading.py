@@ -9,29 +9,25 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from gpumuxd.errors import GpumuxdError, InvalidModel, ModelNotReady
-from gpumuxd.models.files import FileStamp, NotRegular, is_untouched, open_regular
+from gpumuxd.models.files import FileStamp
 from gpumuxd.models.spec import ModelSpec
+from gpumuxd.node.artifact_file import ArtifactFiles
 from gpumuxd.node.child_process import Child, Spawn, loader_environment
 from gpumuxd.node.settings import LoaderSettings
 from gpumuxd.node.spec_check import check_spec
-from gpumuxd.units import NS_PER_S
+from gpumuxd.units import MIB, NS_PER_S
 from gpumuxd.wire import frames
 from gpumuxd.wire.channel import Channel, ChannelClosed, ChannelError
 
-_T = TypeVar("_T")
-
 EXIT_S_MAX = 1.0
 """A loader that closed its channel is gone in this time."""
-
-DISK_S_MAX = 10.0
-"""A disk that takes longer to open a file, or to tell of one, hangs."""
 
 KILLED_FROM_OUTSIDE = frozenset(
     f"signal {name}" for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
@@ -40,6 +36,10 @@ KILLED_FROM_OUTSIDE = frozenset(
 
 
 NO_STAMP = FileStamp(0, 0, 0)
+
+CLOSED_AT_ONCE_BYTES_MAX = 4 * MIB
+"""Larger memory is closed on a thread: the kernel frees its pages then, which was measured to take
+20 to 170 ms for 256 MiB, and every tenant's call would wait that long."""
 
 
 @dataclass(slots=True)
@@ -65,10 +65,12 @@ class LoadedArtifact:
 
     def close(self) -> None:
         """Let go of the memory. Idempotent."""
-        for fd in self.fds:
-            if fd >= 0:
-                os.close(fd)
+        fds = [fd for fd in self.fds if fd >= 0]
         self.plan_fd = self.weights_fd = -1
+        if sum(os.fstat(fd).st_size for fd in fds) <= CLOSED_AT_ONCE_BYTES_MAX:
+            _close_all(fds)
+        else:
+            threading.Thread(target=_close_all, args=(fds,), name="closing", daemon=True).start()
 
 
 class Loading:
@@ -78,28 +80,28 @@ class Loading:
         self._settings = settings
         self._spawn = spawn
         self._slots = asyncio.Semaphore(settings.loaders_max)
+        self._files = ArtifactFiles()
 
-    async def read(self, path: Path, artifact_format: str = "pt2") -> LoadedArtifact:
-        """Read and check one artifact. Raises InvalidModel for what can't be served, and
-        ModelNotReady when its file is not there, changed meanwhile, or the loader gave no answer in
-        time."""
-        async with self._slots:
-            artifact_fd, before = await _open(path)
+    async def read(
+        self, path: Path, artifact_format: str = "pt2", repository: Path | None = None
+    ) -> LoadedArtifact:
+        """Read and check one artifact, in a repository that may hang. Raises InvalidModel for what
+        can't be served, and ModelNotReady when its file is not there, changed meanwhile, or the
+        loader gave no answer in time."""
+        async with self._slots, self._files.open(path, repository or path.parent) as file:
             try:
-                artifact = await self._read(artifact_fd, artifact_format)
-                try:
-                    await _check_untouched(path, artifact_fd, before)
-                except BaseException:
-                    artifact.close()
-                    raise
+                artifact = await self._read(file.fd, artifact_format)
             except InvalidModel:
                 # What is wrong with a file that somebody wrote to is no fault of the model's.
-                await _check_untouched(path, artifact_fd, before)
+                await file.check_untouched()
                 raise
-            finally:
-                os.close(artifact_fd)
-        artifact.stamp = FileStamp.of(before)
-        return artifact
+            try:
+                await file.check_untouched()
+            except BaseException:
+                artifact.close()
+                raise
+            artifact.stamp = file.stamp
+            return artifact
 
     async def _read(self, artifact_fd: int, artifact_format: str) -> LoadedArtifact:
         channel, peer = Channel.pair()
@@ -143,66 +145,6 @@ class Loading:
         except ChannelError as error:
             raise InvalidModel(f"its artifact made the loader talk nonsense: {error}") from error
         return _artifact_of(answer, fds)
-
-
-async def _open(path: Path) -> tuple[int, os.stat_result]:
-    """A descriptor of an artifact, and what the file was when it was opened."""
-
-    def look() -> tuple[int, os.stat_result]:
-        fd = open_regular(path)
-        return fd, os.fstat(fd)
-
-    looking = asyncio.get_running_loop().run_in_executor(None, look)
-    try:
-        return await _answer_of_disk(looking)
-    except NotRegular as error:
-        raise InvalidModel(f"its artifact {error}") from None
-    except OSError as error:
-        raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
-    except BaseException:
-        looking.add_done_callback(_close_opened)
-        raise
-
-
-async def _check_untouched(path: Path, fd: int, before: os.stat_result) -> None:
-    """Raise ModelNotReady unless the file is still the one that was opened, and nobody wrote to it
-    meanwhile."""
-
-    def look() -> tuple[os.stat_result, os.stat_result]:
-        return os.fstat(opened), os.lstat(path)
-
-    # A copy for the thread: should the disk hang, the caller closes its own.
-    opened = os.dup(fd)
-    looking = asyncio.get_running_loop().run_in_executor(None, look)
-    looking.add_done_callback(lambda _: os.close(opened))
-    try:
-        is_same = all(is_untouched(before, after) for after in await _answer_of_disk(looking))
-    except FileNotFoundError:
-        raise ModelNotReady("its artifact went away while it was being read") from None
-    except OSError as error:
-        raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
-    if not is_same:
-        raise ModelNotReady("its artifact changed while it was being read; retry")
-
-
-async def _answer_of_disk(looking: "asyncio.Future[_T]") -> _T:
-    """What a thread found. A disk that hangs must not stop the node; it keeps the thread."""
-    looking.add_done_callback(_ask_error)
-    done, _ = await asyncio.wait([looking], timeout=DISK_S_MAX)
-    if not done:
-        raise ModelNotReady(f"its disk did not answer in {DISK_S_MAX:.0f} s; retry")
-    return looking.result()
-
-
-def _close_opened(opening: "asyncio.Future[tuple[int, os.stat_result]]") -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        os.close(opening.result()[0])
-
-
-def _ask_error(looking: "asyncio.Future[_T]") -> None:
-    """So that the error of a look that nobody waits for any more is not reported."""
-    if not looking.cancelled():
-        looking.exception()
 
 
 def _artifact_of(answer: frames.AnyFrame, fds: list[int]) -> LoadedArtifact:

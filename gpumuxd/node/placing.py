@@ -44,7 +44,7 @@ class Placing:
 
     async def make(self, entry: VersionEntry, found: ModelVersion) -> Replica:
         """Read and place a version. Raises GpumuxdError, and then nothing of it is left."""
-        artifact = await self._loading.read(found.artifact, found.artifact_format)
+        artifact = await self._loading.read(found.artifact, found.artifact_format, found.repository)
         try:
             check_hash(found.sha256, artifact.artifact_hash, found.artifact_name)
             link = self._choose(found.manifest)

@@ -144,7 +144,7 @@ async def test_what_failed_is_tried_again_when_it_changes_and_not_before(world: 
         (world.repository / "m" / "model.toml").write_text('versions = "all"')
         await look(node, 2)
         # With another manifest version 1 might do better.
-        assert sorted(world.loaded) == ["m/1#1", "m/1#2", "m/2#3"]
+        assert sorted(key.split("#")[0] for key in world.loaded) == ["m/1", "m/1", "m/2"]
 
 
 async def test_a_failed_version_is_left_alone_when_another_one_comes(world: World) -> None:

@@ -1,21 +1,23 @@
 """An artifact that changes while it is read, or is gone while it serves."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpumuxd.errors import GpumuxdError, InvalidModel, ModelNotReady, UnknownModel
-from gpumuxd.node import loading
+from gpumuxd.node import artifact_file
 from gpumuxd.node.loading import Loading
 from gpumuxd.node.settings import LoaderSettings
 from gpumuxd.node.tenants import DEFAULT_TENANT
 from gpumuxd.wire.channel import Channel
-from tests.node.fakes import WAIT_S, FakeLoader
+from tests.node.fakes import WAIT_S, FakeLoader, add_model
 from tests.node.world import World
 
 CHANGED = "its artifact changed while it was being read; retry"
@@ -129,24 +131,41 @@ async def test_a_disk_that_hangs_costs_this_load_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
-    real = loading.open_regular
+    begun: list[str] = []
+    real = artifact_file.open_regular
 
     def hang(path: Path) -> int:
-        if "slow" in str(path):
+        if path.is_relative_to(hanging):
+            begun.append(path.parents[1].name)
             assert goes_on.wait(WAIT_S)
         return real(path)
 
-    monkeypatch.setattr(loading, "open_regular", hang)
-    monkeypatch.setattr(loading, "DISK_S_MAX", 0.02)
-    world.add("slow")
-    async with world.started(loader=LoaderSettings(loaders_max=1)) as node:
-        slow = asyncio.ensure_future(node.load(DEFAULT_TENANT, "slow"))
+    monkeypatch.setattr(artifact_file, "open_regular", hang)
+    monkeypatch.setattr(artifact_file, "DISK_S_MAX", 0.02)
+    names = [f"slow{i}" for i in range(20)]
+    hanging = world.repository.with_name("hanging")
+    for name in names:
+        add_model(hanging, name)
+    changes = {
+        "loader": LoaderSettings(loaders_max=1),
+        "repository_paths": (hanging, world.repository),
+    }
+    async with world.started(**changes) as node:
+        slow = [asyncio.ensure_future(node.load(DEFAULT_TENANT, name)) for name in names]
         await node.load(DEFAULT_TENANT, "m")
-        with pytest.raises(ModelNotReady, match="its disk did not answer in 0 s; retry"):
-            await slow
+        results = await asyncio.gather(*slow, return_exceptions=True)
+        told = Counter(str(result).split(": ")[-1] for result in results)
+        assert told == {
+            "its disk did not answer in 0 s; retry": 1,
+            "its disk does not answer; retry": 19,
+        }
+        assert begun == ["slow0"]  # one thread, and not twenty
         goes_on.set()
         monkeypatch.undo()
-        await node.load(DEFAULT_TENANT, "slow")
+        async with asyncio.timeout(WAIT_S):
+            while not node.is_model_ready(DEFAULT_TENANT, "slow0", ""):
+                with contextlib.suppress(ModelNotReady):  # until its disk has answered
+                    await node.load(DEFAULT_TENANT, "slow0")
 
 
 async def test_nothing_is_written_where_models_are(world: World) -> None:

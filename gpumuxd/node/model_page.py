@@ -5,6 +5,7 @@ know: nothing here tells a tenant of another one. It must not change anything, n
 the registry has found the versions.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from gpumuxd.models.manifest import Manifest
@@ -41,12 +42,15 @@ async def model_detail(
         told = name_of_key(key)
         return told if tenant.is_admin or told == name else ""
 
+    # Once a device: one that does not answer is waited for as long with many versions as with one.
+    links = list(dict.fromkeys(facts.replica.link for facts in versions if facts.replica))
+    answers = await asyncio.gather(*(link.fresh_statistics() for link in links))
+    statistics = dict(zip(links, answers, strict=True))
     views = []
     for facts in versions:
         loaded = None
         if facts.replica is not None:
-            statistics = await facts.replica.link.fresh_statistics()
-            loaded = loaded_view(facts.replica, statistics, name_of)
+            loaded = loaded_view(facts.replica, statistics[facts.replica.link], name_of)
         policy = None
         if facts.manifest is not None:
             policy = _policy(facts.manifest, tenant, tenants)

@@ -58,8 +58,25 @@ def quick() -> SlowRepository:
     return repository
 
 
-def impatient(*repositories: Repository) -> Catalogue:
-    return Catalogue(repositories, look_ns_max=20 * NS_PER_MS, scan_ns_max=20 * NS_PER_MS)
+class StoppedClock:
+    """Time passes when the test says so: no look is late because the machine is busy."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def pass_over(self) -> None:
+        """What goes on now has taken too long."""
+        self.now_ns += LIMIT_NS
+
+
+LIMIT_NS = 5 * NS_PER_MS
+
+
+def impatient(clock: StoppedClock, *repositories: Repository) -> Catalogue:
+    return Catalogue(repositories, clock, look_ns_max=LIMIT_NS, scan_ns_max=LIMIT_NS)
 
 
 async def test_who_asks_while_a_scan_goes_on_shares_the_next_one() -> None:
@@ -127,11 +144,16 @@ async def test_closing_does_not_wait_for_a_disk_that_hangs() -> None:
 async def test_a_repository_that_hangs_hides_no_other_and_keeps_its_own_names() -> None:
     hanging, other = quick(), quick()
     hanging.names, other.names = ["m"], ["m", "n"]
-    catalogue = impatient(hanging, other)
+    clock = StoppedClock()
+    catalogue = impatient(clock, hanging, other)
     await catalogue.scan()
+    await hanging.wait_begun()
     hanging.goes_on.clear()
     with capture_logs() as lines:
-        scan = await catalogue.scan()
+        task = asyncio.ensure_future(catalogue.scan())
+        await hanging.wait_begun()
+        clock.pass_over()
+        scan = await task
         assert sorted(scan.models) == ["n"]
         assert scan.unknown == {"m": "its repository does not answer"}
         assert (await catalogue.find("n")).name == "n"
@@ -151,10 +173,14 @@ async def test_a_repository_that_hangs_hides_no_other_and_keeps_its_own_names() 
 
 async def test_names_that_are_asked_for_while_a_disk_hangs_cost_one_thread() -> None:
     hanging, other = SlowRepository(), quick()
-    catalogue = impatient(hanging, other)
+    clock = StoppedClock()
+    catalogue = impatient(clock, hanging, other)
     names = [f"m{i}" for i in range(40)]
     other.names = names
-    found = await asyncio.gather(*(catalogue.find(name) for name in names))
+    tasks = [asyncio.ensure_future(catalogue.find(name)) for name in names]
+    await hanging.wait_begun()
+    clock.pass_over()
+    found = await asyncio.gather(*tasks)
     assert [listing.name for listing in found] == names
     assert len(hanging.looks) == 1
     hanging.goes_on.set()
@@ -164,7 +190,7 @@ async def test_names_that_are_asked_for_while_a_disk_hangs_cost_one_thread() -> 
 async def test_a_repository_that_can_not_be_read_any_more_keeps_its_names() -> None:
     first, second = quick(), quick()
     first.names, second.names = ["m"], ["m", "n"]
-    catalogue = impatient(first, second)
+    catalogue = impatient(StoppedClock(), first, second)
     first.error = RepositoryUnreadable("No such file or directory")
     assert sorted((await catalogue.scan()).models) == ["m", "n"]  # it never had a name
     first.error = None

@@ -126,12 +126,50 @@ async def test_a_load_that_is_asked_for_while_another_reads_sees_what_is_there_n
         first = asyncio.ensure_future(node.load(DEFAULT_TENANT, "m"))
         await world.life.wait_for(frames.LoadModel)
         world.add(version=2)
-        second = asyncio.ensure_future(node.load(DEFAULT_TENANT, "m"))
-        third = asyncio.ensure_future(node.load(DEFAULT_TENANT, "m"))
+        # Not by way of the node, which looks at the disk before it asks.
+        loads = node._registry.loads
+        second, third = (asyncio.ensure_future(loads.load("m")) for _ in range(2))
+        await asyncio.sleep(0)
         running = asyncio.ensure_future(device.run())
         await asyncio.gather(first, second, third)
         assert world.loaded == ["m/1#1", "m/2#2"]
         assert (await world.states())["2"] == "READY"
+        running.cancel()
+        world.device.answers_unload = True
+
+
+async def test_what_waits_is_carried_out_in_the_order_it_came(world: World) -> None:
+    async with world.started() as node:
+        device = SlowDevice(world, 1)
+        loads = node._registry.loads
+        first = asyncio.ensure_future(loads.load("m"))
+        await world.life.wait_for(frames.LoadModel)
+        rest = [asyncio.ensure_future(c) for c in (loads.load("m"), loads.unload("m"))]
+        await asyncio.sleep(0)
+        rest.append(asyncio.ensure_future(loads.load("m")))  # joins none before the unload
+        await asyncio.sleep(0)
+        running = asyncio.ensure_future(device.run())
+        await asyncio.gather(first, *rest)
+        assert await world.states() == {"1": "READY"}
+        assert world.loaded == ["m/1#1", "m/1#2"]
+        running.cancel()
+        world.device.answers_unload = True
+
+
+async def test_a_version_that_is_wanted_back_before_it_went_stays(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        world.add(version=2)
+        device = SlowDevice(world, 1)
+        first = asyncio.ensure_future(node.load(DEFAULT_TENANT, "m"))
+        await world.life.wait_for(frames.LoadModel, 2)
+        (world.repository / "m" / "model.toml").write_text('versions = "all"')
+        second = asyncio.ensure_future(node._registry.loads.load("m"))
+        await asyncio.sleep(0)  # it waits for the first, and what retires version 1 waits for it
+        running = asyncio.ensure_future(device.run())
+        await asyncio.gather(first, second)
+        await node._registry.loads.load("m")  # behind what retires
+        assert await world.states() == {"1": "READY", "2": "READY"}
+        assert world.loaded == ["m/1#1", "m/2#2", "m/1#3"]
         running.cancel()
         world.device.answers_unload = True
 

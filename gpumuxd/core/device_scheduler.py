@@ -2,7 +2,8 @@
 
     handle(event, now_ns)   records what happened and decides nothing
     poll(now_ns)            decides on all that is known and returns commands
-    next_wakeup_ns()        when to poll although nothing happens: the next deadline
+    next_wakeup_ns()        when to poll although nothing happens: the next deadline, or the end of
+                            a hold (`launcher`)
     statistics()            a frozen snapshot
 
 It holds what the floors of the policy need and asks them in turn: `admission` and `feasibility`
@@ -283,7 +284,10 @@ class DeviceScheduler:
 
     def next_wakeup_ns(self) -> int | None:
         """When to poll at the latest. None: only when something happens."""
-        return self._deadlines.next_ns()
+        deadline_ns, held_until_ns = self._deadlines.next_ns(), self._launcher.held_until_ns
+        if deadline_ns is None or held_until_ns is None:
+            return held_until_ns if deadline_ns is None else deadline_ns
+        return min(deadline_ns, held_until_ns)
 
     def _expire(self, now_ns: int) -> None:
         while (expired := self._deadlines.pop_expired(now_ns)) is not None:
@@ -321,6 +325,7 @@ class DeviceScheduler:
             return outcome
         if is_realtime and cursor.priority_class is _REALTIME:
             cursor.tenant.take()
+            self._launcher.quiet.arrived(cursor.arrived_ns)
         if cursor.priority_class > model.class_max:
             model.class_max = cursor.priority_class
             self._launcher.bounds_are_stale = True

@@ -23,6 +23,7 @@ class Blocked(enum.StrEnum):
     OVER_BOUND = "over_bound"
     UNKNOWN_ESTIMATE = "unknown_estimate"
     HELD_FOR_REALTIME = "held_for_realtime"
+    REALTIME_EXPECTED = "realtime_expected"
 
 
 def why_not_started(cursor: Cursor, ledger: Ledger) -> tuple[Blocked, str] | None:

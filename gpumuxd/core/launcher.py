@@ -8,6 +8,11 @@ A lane takes nothing when its window is full, when nobody is eligible, or when t
 next slice would be over a bound. In the last case nobody else is tried: to launch lower work
 because it is small would put it ahead of who is next.
 
+The device's own work, profile runs and uploads, has time. While nobody else has work, a group of it
+is launched when it should have passed before the next REALTIME request is expected (`quiet`), and
+else held, but no longer than HOLD_BOUNDS bounds: it does go on when nothing can be foreseen.
+Beside work of others there is nothing to spare anyone, and it takes its turn.
+
 Invariant: `flights` holds exactly the slices that were launched and have not passed or failed.
 """
 
@@ -20,10 +25,11 @@ from gpumuxd.core.lanes import Lanes, LaneState
 from gpumuxd.core.launch_queue import Flight, LaunchQueue
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
+from gpumuxd.core.quiet import Quiet
 from gpumuxd.core.run_queue import RunQueue
 from gpumuxd.core.slicing import bounds_of, choose
 from gpumuxd.core.snapshot import Counters
-from gpumuxd.domain import Slice
+from gpumuxd.domain import CursorKind, LaneKind, PriorityClass, Slice
 from gpumuxd.settings import SchedulerSettings
 
 _new = tuple.__new__
@@ -33,6 +39,12 @@ _new = tuple.__new__
 _NO_FRAME = Blocked.NO_FRAME.value
 _NO_MEMORY = Blocked.NO_MEMORY.value
 _HELD_FOR_REALTIME = Blocked.HELD_FOR_REALTIME.value
+_REALTIME_EXPECTED = Blocked.REALTIME_EXPECTED.value
+_OWN_KINDS = (CursorKind.PROFILE, CursorKind.UPLOAD)
+
+HOLD_BOUNDS = 4
+"""Where requests are periodic, a group within the bound waits for about its own length and that of
+a REALTIME run, which is mostly below the bound too; the rest is room for how they vary."""
 
 
 class Launcher:
@@ -40,6 +52,8 @@ class Launcher:
 
     __slots__ = (
         "_counters",
+        "_held",
+        "_held_since_ns",
         "_lanes",
         "_ledger",
         "_models",
@@ -48,6 +62,8 @@ class Launcher:
         "bounds",
         "bounds_are_stale",
         "flights",
+        "held_until_ns",
+        "quiet",
     )
 
     def __init__(
@@ -67,11 +83,16 @@ class Launcher:
         self.flights: dict[int, Flight] = {}  # by slice id
         self.bounds = bounds_of((), settings, settings.round_trip_ns)
         self.bounds_are_stale = False  # models or their estimates changed since
+        self.quiet = Quiet()
+        self.held_until_ns: int | None = None  # own work will be launched then, if not before
+        self._held = (0, 0)  # which cursor is held before which group,
+        self._held_since_ns = 0  # and since when
 
     def launch(self, now_ns: int, commands: list[Command]) -> None:
         """Launch all that may be launched now."""
         if self.bounds_are_stale:
             self._derive_bounds()
+        self.held_until_ns = None
         for lane in self._lanes.in_order:
             if lane.run_queue.live:
                 self._fill(lane, now_ns, commands)
@@ -109,6 +130,13 @@ class Launcher:
             if why_not is not None:
                 self._counters.blocked[why_not.value] += 1
                 return
+            if (
+                cursor.kind in _OWN_KINDS
+                and run_queue.live == 1
+                and self._is_held_back(cursor, queue, predicted_ns, now_ns)
+            ):
+                self._counters.blocked[_REALTIME_EXPECTED] += 1
+                return
             work = self._move(cursor, run_queue, queue, end, predicted_ns, now_ns)
             commands.append(_new(Launch, (work,)))
 
@@ -122,6 +150,26 @@ class Launcher:
         last = lane.launch_queue.last_cursor
         if last is not None:
             self._counters.preemptions += last.preempt()
+        return True
+
+    def _is_held_back(
+        self, cursor: Cursor, queue: LaunchQueue, predicted_ns: int, now_ns: int
+    ) -> bool:
+        """Would this group of the device's own stand in the way of a request that is expected?"""
+        bound_ns = self.bounds.of(PriorityClass.REALTIME)
+        if bound_ns is None or queue.lane.kind is not LaneKind.COMPUTE:
+            return False
+        # What was never measured is taken to be as long as work may be that is in the way.
+        passes_ns = now_ns + queue.covered_ns[-1] + (predicted_ns or bound_ns)
+        if passes_ns <= self.quiet.until_ns(now_ns):
+            return False
+        place = (cursor.cursor_id, cursor.next_group)
+        if self._held != place:
+            self._held, self._held_since_ns = place, now_ns
+        until_ns = self._held_since_ns + HOLD_BOUNDS * bound_ns
+        if now_ns >= until_ns:
+            return False
+        self.held_until_ns = until_ns
         return True
 
     def _move(

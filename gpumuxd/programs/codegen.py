@@ -95,5 +95,7 @@ def compile_group(source: str, namespace: Mapping[str, Any], label: str) -> Grou
     # Python looks for `__import__` in the globals of whoever called. The code itself has no names.
     scope: dict[str, Any] = {"__builtins__": {"__import__": __import__}, **namespace}
     exec(compile(source, f"<{label}>", "exec"), scope)
-    group: Group = scope["group"]
+    # Taken out of its own globals: a cycle would keep the weights until somebody collects garbage,
+    # which is never done while the device serves.
+    group: Group = scope.pop("group")
     return group

@@ -5,6 +5,7 @@ holds no state of a run, so any number of cursors may share it. It must not know
 was decided before.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,8 +76,13 @@ class Program:
         serves for as long as all take. So they are part of the first run, which is a measurement's.
         """
 
+        # Weakly, since the program holds this: without cycles it goes when nobody needs it.
+        program = weakref.ref(self)
+
         def compile_and_run(slots: list[Any]) -> None:
-            self.groups[group] = compiled = self._compile(bindings, start, end)
+            owner = program()
+            assert owner is not None, "whoever runs a group holds its program"
+            owner.groups[group] = compiled = owner._compile(bindings, start, end)
             compiled(slots)
 
         return compile_and_run

@@ -11,7 +11,8 @@ next follows from shares of device time and is asked by invariant 11, over time.
 from collections import deque
 from itertools import combinations
 
-from gpumuxd.domain import Lane, PriorityClass, Slice
+from gpumuxd.core.launcher import HOLD_BOUNDS
+from gpumuxd.domain import CursorKind, Lane, PriorityClass, Slice
 from gpumuxd.events import SyncPointReached
 from gpumuxd.settings import Order, Slicing
 from gpumuxd.testing.seen import SeenRequest, SeenSlice
@@ -25,6 +26,8 @@ class OrderCheck:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._held = (0, 0)  # the request that is held before which group,
+        self._held_since_ns = 0  # and since when at the latest
 
     def why_wrong(self, work: Slice, now_ns: int, refused: set[int]) -> str | None:
         """Who should have gone before this slice."""
@@ -78,9 +81,27 @@ class OrderCheck:
             return None
         for one_class in world.waiting.values():
             for request in one_class.values():
-                if world.is_eligible(request, now_ns):
+                if world.is_eligible(request, now_ns) and not self._is_held(request, now_ns):
                     return f"nothing is in flight and {request.arrived} is eligible"
         return None
+
+    def _is_held(self, request: SeenRequest, now_ns: int) -> bool:
+        """The device's own work may wait for REALTIME requests that are expected: while it is the
+        only work, and for so many bounds."""
+        world = self._world
+        settings = world.settings
+        is_own = request.arrived.kind in (CursorKind.PROFILE, CursorKind.UPLOAD)
+        is_alone = sum(len(one_class) for one_class in world.waiting.values()) == 1
+        is_expected = any(
+            model.ready.class_max is PriorityClass.REALTIME for model in world.models.values()
+        )
+        if settings.order is Order.FIFO or not (is_own and is_alone and is_expected):
+            return False
+        place = (request.arrived.request_id, request.cursor.launched if request.cursor else 0)
+        if place != self._held:
+            self._held, self._held_since_ns = place, now_ns
+        bound_ns = settings.preemption_delay_ns_max or settings.slice_ns_max
+        return now_ns - self._held_since_ns < HOLD_BOUNDS * bound_ns
 
 
 class Blocking:

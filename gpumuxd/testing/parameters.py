@@ -29,6 +29,10 @@ class ModelParameters:
     uploads: int
     weights_bytes: int
     frame_bytes: int
+    load_ns: int = 0
+    """When it is loaded first."""
+    chunk_ns: tuple[int, ...] = ()
+    """Its weights are brought in before it is ready, by a program of its own of so many groups."""
 
     @property
     def group_count(self) -> int:

@@ -22,7 +22,7 @@ from gpumuxd.settings import SchedulerSettings
 from gpumuxd.testing.checkers import Checkers, Invariant, Violation
 from gpumuxd.testing.launch_checks import StatisticsSeen
 from gpumuxd.testing.parameters import DeviceParameters, Parameters
-from gpumuxd.testing.truth import Truth, true_program
+from gpumuxd.testing.truth import Truth, true_program, upload_program
 from gpumuxd.testing.virtual_executor import VirtualClock, VirtualExecutor
 from gpumuxd.testing.workload import Workload, lanes_of
 from gpumuxd.units import ms_from_ns
@@ -117,6 +117,7 @@ class DeviceRun:
         self._truth = Truth(parameters, self.clock, f"{seed}/{parameters.name}/truth")
         self._workload = Workload(parameters, f"{seed}/{parameters.name}")
         self._programs = {model.name: true_program(model) for model in parameters.models}
+        self._uploads = {model.name: upload_program(model) for model in parameters.models}
         self._scheduler_of = scheduler_of
         self._trace = trace
         self._check = tuple(check)
@@ -188,8 +189,10 @@ class DeviceRun:
     def _prepare(self, event: Event) -> None:
         """What a device does itself before it tells its scheduler."""
         if isinstance(event, ModelReady):
-            model = self._workload.model_of(event.model)
-            self._executor.load(event.model, self._programs[model.name])
+            name = self._workload.model_of(event.model).name
+            is_upload = self._workload.is_upload(event.model)
+            program = self._uploads[name] if is_upload else self._programs[name]
+            self._executor.load(event.model, program)
         elif isinstance(event, DeviceLost):
             self._executor.lose()
             self._restart_ns = self.clock.now_ns + self._parameters.faults.restart_ns

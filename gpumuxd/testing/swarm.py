@@ -38,7 +38,10 @@ def draw(seed: int) -> Parameters:
     rng = Random(seed)
     count = rng.choices((1, 2, 3, 4), weights=(6, 2, 1, 1))[0]
     events = max(60, int(EVENTS_PER_SEED * rng.uniform(0.3, 1.7)) // count)
-    return Parameters(seed, tuple(_draw_device(rng, f"cpu:{i}", events) for i in range(count)))
+    devices = [_draw_device(rng, f"cpu:{i}", events) for i in range(count)]
+    # Draws of its own: what else a seed means stays as it was before there were such loads.
+    loads = Random(f"{seed}/loads")
+    return Parameters(seed, tuple(_draw_loads(loads, device) for device in devices))
 
 
 def log_uniform(rng: Random, low: int, high: int) -> int:
@@ -80,6 +83,18 @@ def _draw_device(rng: Random, name: str, events: int) -> DeviceParameters:
         clients=clients,
         faults=_draw_faults(rng, models, tenants, horizon_ns),
     )
+
+
+def _draw_loads(rng: Random, device: DeviceParameters) -> DeviceParameters:
+    """Some models come while the others serve, and some of all bring their weights in first."""
+    models = []
+    for model in device.models:
+        chunks = rng.randint(1, 8) if _chance(rng, 0.2) else 0
+        chunk_ns = log_uniform(rng, 20 * NS_PER_US, NS_PER_MS)
+        is_late = len(device.models) > 1 and _chance(rng, 0.2)
+        load_ns = rng.randrange(device.horizon_ns) if is_late else 0
+        models.append(replace(model, load_ns=load_ns, chunk_ns=(chunk_ns,) * chunks))
+    return replace(device, models=tuple(models))
 
 
 def _draw_settings(rng: Random, models: tuple[ModelParameters, ...]) -> SchedulerSettings:

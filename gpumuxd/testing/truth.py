@@ -7,6 +7,7 @@ Drawn from its own generator, apart from every estimate: nothing here ever sees 
 import math
 import random
 from functools import lru_cache
+from itertools import accumulate
 
 from gpumuxd.domain import Slice
 from gpumuxd.testing.parameters import PPM, DeviceParameters, ModelParameters
@@ -27,6 +28,11 @@ def true_program(model: ModelParameters) -> VirtualProgram:
             ends.append(ends[-1] + group_ns)
         ends_ns[bucket] = tuple(ends)
     return VirtualProgram(model.group_count, ends_ns)
+
+
+def upload_program(model: ModelParameters) -> VirtualProgram:
+    """What brings its weights in. It has one bucket, which says nothing."""
+    return VirtualProgram(len(model.chunk_ns), {(): (0, *accumulate(model.chunk_ns))})
 
 
 @lru_cache

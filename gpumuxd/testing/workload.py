@@ -13,11 +13,12 @@ import heapq
 import random
 from collections.abc import Callable
 
-from gpumuxd.domain import CursorKind, Lane, LaneKind, OutcomeKind, PriorityClass
+from gpumuxd.domain import Bucket, CursorKind, Lane, LaneKind, OutcomeKind, PriorityClass
 from gpumuxd.events import (
     DeviceLost,
     Event,
     ModelDraining,
+    ModelProfile,
     ModelReady,
     PartitionChanged,
     RequestArrived,
@@ -40,6 +41,12 @@ _HOP_NS_MAX = 50_000
 _UNKNOWN_REQUEST = 1 << 40
 _UNKNOWN_MODEL = "nobody/1"
 
+_RETRY_NS = 1_000_000
+"""After an upload that a fault of the simulation ended."""
+
+_UPLOAD_MARK = "@upload"
+"""Ends the key of a program that brings weights in."""
+
 
 def lanes_of(parameters: DeviceParameters) -> tuple[Lane, ...]:
     """The lanes of a simulated device."""
@@ -60,11 +67,14 @@ class Workload:
         self._requests = 0
         self._loads = 0
         self._is_restarted = False
+        self._lives = 0
         self._models = {model.name: model for model in parameters.models}
         self._key_of_model: dict[str, str] = {}
         self._model_of_key: dict[str, ModelParameters] = {}
         self._reload_after_ns: dict[str, int] = {}
         self._client_of_request: dict[int, Client] = {}
+        self._key_of_upload: dict[int, str] = {}  # by request
+        self._uploaded: dict[str, bool] = {}  # by key of the upload: did it come to its end
         self._clients = [
             Client(self, client, random.Random(f"{seed}/{client.name}"))
             for client in parameters.clients
@@ -93,6 +103,10 @@ class Workload:
         """Which model a key names."""
         return self._model_of_key[key]
 
+    def is_upload(self, key: str) -> bool:
+        """Is it the program that brings a model's weights in, and not the model?"""
+        return key.endswith(_UPLOAD_MARK)
+
     def start(self) -> None:
         """The device is up for the first time."""
         self._announce(0)
@@ -112,11 +126,21 @@ class Workload:
         """Another device takes the place of the lost one, and is given all models anew."""
         assert not self._is_restarted, "a device is lost once"
         self._is_restarted = True
+        self._lives += 1
+        self._key_of_model.clear()
+        self._key_of_upload.clear()
+        self._uploaded.clear()
         self._reload_after_ns.clear()
         self._announce(now_ns)
 
     def finished(self, request_id: int, kind: OutcomeKind, now_ns: int) -> None:
         """A request has its fate."""
+        upload = self._key_of_upload.pop(request_id, None)
+        if upload is not None:
+            self._uploaded[upload] = kind is OutcomeKind.COMPLETED
+            if kind is not OutcomeKind.DEVICE_LOST:
+                self._post(now_ns, ModelDraining(upload))
+            return
         client = self._client_of_request.pop(request_id, None)
         if client is not None:
             client.hear(request_id, kind, now_ns)
@@ -124,6 +148,13 @@ class Workload:
     def released(self, key: str, now_ns: int) -> None:
         """A drained model is gone; it comes back under another key."""
         name = self._model_of_key[key].name
+        if self.is_upload(key):
+            model_key = key.removesuffix(_UPLOAD_MARK)
+            if self._uploaded.pop(key):
+                self._become_ready(model_key, now_ns)
+            else:
+                self._load(name, now_ns + _RETRY_NS)
+            return
         reload_after_ns = self._reload_after_ns.pop(name, None)
         if reload_after_ns is not None:
             self._load(name, now_ns + reload_after_ns)
@@ -186,7 +217,7 @@ class Workload:
             )
             self._post(now_ns, changed)
         for name in self._models:
-            self._load(name, now_ns)
+            self._load(name, max(now_ns, self._models[name].load_ns))
 
     def _load(self, name: str, time_ns: int) -> None:
         model = self._models[name]
@@ -194,33 +225,60 @@ class Workload:
         key = f"{name}/1#{self._loads}"
         self._model_of_key[key] = model
 
-        def ready(now_ns: int) -> None:
-            self._key_of_model[name] = key
-            profile = model.profile
-            loaded = ModelReady(
-                key, profile, model.class_max, model.slo_ns, model.weights_bytes, model.frame_bytes
-            )
-            self._post(now_ns, loaded)
-            bucket = next(iter(model.group_ns))
-            kinds = [CursorKind.UPLOAD] * model.uploads + [CursorKind.PROFILE] * model.profile_runs
-            for kind in kinds:
-                self._requests += 1
-                own = RequestArrived(
-                    request_id=self._requests,
-                    tenant="",
-                    model=key,
-                    priority_class=PriorityClass.BEST_EFFORT,
-                    bucket=bucket,
-                    arrived_ns=now_ns,
-                    kind=kind,
-                )
-                self._post(now_ns, own)
+        upload = key + _UPLOAD_MARK
+        self._model_of_key[upload] = model
+        lives = self._lives
 
-        self._post(time_ns, ready)
+        def load(now_ns: int) -> None:
+            if lives != self._lives:  # the device for which this was planned is gone
+                return
+            if not model.chunk_ns:
+                self._become_ready(key, now_ns)
+                return
+            weights_bytes = model.weights_bytes
+            program = ModelProfile(len(model.chunk_ns))
+            only = PriorityClass.BEST_EFFORT
+            self._post(now_ns, ModelReady(upload, program, only, weights_bytes=weights_bytes))
+            request_id = self._ask_own(upload, CursorKind.UPLOAD, (), now_ns)
+            self._key_of_upload[request_id] = upload
+
+        self._post(time_ns, load)
+
+    def _become_ready(self, key: str, now_ns: int) -> None:
+        model = self._model_of_key[key]
+        self._key_of_model[model.name] = key
+        loaded = ModelReady(
+            key,
+            model.profile,
+            model.class_max,
+            model.slo_ns,
+            model.weights_bytes,
+            model.frame_bytes,
+        )
+        self._post(now_ns, loaded)
+        bucket = next(iter(model.group_ns))
+        kinds = [CursorKind.UPLOAD] * model.uploads + [CursorKind.PROFILE] * model.profile_runs
+        for kind in kinds:
+            self._ask_own(key, kind, bucket, now_ns)
+
+    def _ask_own(self, key: str, kind: CursorKind, bucket: Bucket, now_ns: int) -> int:
+        """A request of the device itself is in the mail."""
+        self._requests += 1
+        own = RequestArrived(
+            request_id=self._requests,
+            tenant="",
+            model=key,
+            priority_class=PriorityClass.BEST_EFFORT,
+            bucket=bucket,
+            arrived_ns=now_ns,
+            kind=kind,
+        )
+        self._post(now_ns, own)
+        return self._requests
 
     def _drain(self, name: str, reload_after_ns: int) -> Action:
         def drain(now_ns: int) -> None:
-            if self._is_restarted:
+            if self._is_restarted or name not in self._key_of_model:
                 return
             self._reload_after_ns[name] = reload_after_ns
             self._post(now_ns, ModelDraining(self._key_of_model[name]))
@@ -232,6 +290,8 @@ class Workload:
         for request_id in list(self._client_of_request):
             if self._random.random() < 0.8:
                 self.cancel(request_id, now_ns)
+        for request_id in self._key_of_upload:
+            self.cancel(request_id, now_ns)
         self.cancel(_UNKNOWN_REQUEST, now_ns)
 
 

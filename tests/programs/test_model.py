@@ -1,6 +1,8 @@
 """Served models: mapped weights, profile buckets, example inputs."""
 
+import gc
 import mmap
+import os
 
 import msgspec
 import pytest
@@ -35,6 +37,29 @@ def test_weights_are_views_of_a_sealed_mapping(exported: Exported) -> None:
     (ours,) = [w for w in weights if w.shape == strided.shape]
     assert ours.stride() == strided.stride() == (1, 5)
     assert torch.equal(ours, strided)
+
+
+def test_a_mapping_can_be_closed_as_soon_as_its_programs_are_gone(
+    exported: Exported,
+) -> None:
+    """Without a garbage collection, which would hold a serving device up."""
+    _, path = exported("forms")
+    with path.open("rb") as file:
+        artifact = Artifact(file)
+        fd = sealed_memfd("weights", lambda out: artifact.write_weights(out.write))
+    mapped = map_sealed(fd)
+    os.close(fd)
+    gc.disable()
+    try:
+        model = ServedModel.open(plans.encode(artifact.plan), memoryview(mapped))
+        program = model.node_program()
+        slots = program.start(model.example_inputs(model.profile_buckets(1)[0]))
+        for group in program.groups[:3]:  # some are compiled by that, the others never are
+            group(slots)
+        del model, program, slots, group
+        mapped.close()  # BufferError while anything holds a weight
+    finally:
+        gc.enable()
 
 
 def test_writable_memory_of_the_right_size_is_demanded() -> None:
@@ -91,6 +116,12 @@ def test_other_sizes_are_those_of_the_example_rounded_to_a_bucket() -> None:
     assert buckets(of, (2, 9), 2) == [(1, 16), (2, 16)]
     assert buckets(of, (2, 90), 2) == [(1, 100), (2, 100)]
     assert buckets(of, (2, 1), 1) == [(1, 2)]
+
+
+def test_batches_that_must_be_multiples() -> None:
+    assert buckets(spec(Symbol("n", 3, 60, 3)), (6,), 15) == [(3,), (6,), (12,)]
+    assert buckets(spec(Symbol("n", 6, 18, 6)), (6,), 18) == [(6,), (12,), (18,)]
+    assert buckets(spec(Symbol("n", 12, 60, 6)), (6,), 8) == [(12,)]
 
 
 def test_a_model_without_batch_or_symbols_has_one_bucket() -> None:

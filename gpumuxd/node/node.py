@@ -19,14 +19,10 @@ import structlog
 
 import gpumuxd
 from gpumuxd.clock import Clock, monotonic_ns
-from gpumuxd.domain import OutcomeKind
 from gpumuxd.errors import (
     DeadlineInfeasible,
     Draining,
-    GpumuxdError,
-    ModelFaulted,
     WrongMode,
-    error_of,
 )
 from gpumuxd.models.repository import Repository
 from gpumuxd.node.api import (
@@ -36,7 +32,6 @@ from gpumuxd.node.api import (
     ModelDetail,
     ModelView,
     NodeView,
-    OutputTensor,
     Tenant,
 )
 from gpumuxd.node.child_process import SPAWN_DEVICE, SPAWN_LOADER, Spawn
@@ -49,6 +44,7 @@ from gpumuxd.node.model_table import Replica
 from gpumuxd.node.polling import Polling
 from gpumuxd.node.readiness import reason_not_ready
 from gpumuxd.node.registry import Registry
+from gpumuxd.node.replies import wait_reply
 from gpumuxd.node.request_memory import RequestMemory
 from gpumuxd.node.settings import NodeSettings, RepositoryMode
 from gpumuxd.node.startup import Startup
@@ -227,18 +223,7 @@ class Node:
         except BaseException:
             ticket.close()
             raise
-        finished = await _finished(replica.link, frame, memory)
-        try:
-            if finished.outcome.kind is not OutcomeKind.COMPLETED:
-                raise error_of(finished.outcome)
-            outputs = _copy_outputs(fit, finished, memory)
-        except GpumuxdError as error:
-            if isinstance(error, ModelFaulted):
-                _log_fault(call, replica, frame.request_id, error)
-            raise _told(error, call, replica) from None
-        finally:
-            memory.release()
-        return InferReply(call.model, replica.version, outputs, finished.report)
+        return await wait_reply(call, replica, fit, frame, memory)
 
     # One request
 
@@ -303,59 +288,3 @@ class Node:
             self._was_ready = is_ready
             _log.info("readiness", is_ready=is_ready)
             self._on_readiness(is_ready)
-
-
-async def _finished(
-    link: DeviceLink, frame: frames.Submit, memory: RequestMemory
-) -> frames.Finished:
-    """Submit and wait for the end. The memory stays the caller's only when this returns."""
-    try:
-        return await link.submit(frame)
-    except asyncio.CancelledError:
-        link.abandon(frame.request_id, memory)
-        raise
-    except BaseException:
-        memory.release()
-        raise
-
-
-def _told(error: GpumuxdError, call: InferCall, replica: Replica) -> GpumuxdError:
-    """A device's error in the words of its client, who does not know our keys."""
-    label = f"{call.model!r} version {replica.version}"
-    message = error.message.replace(repr(replica.key), label)
-    if isinstance(error, ModelFaulted):
-        message = f"model {label}: {message}"
-    return type(error)(message)
-
-
-def _log_fault(call: InferCall, replica: Replica, request_id: int, error: ModelFaulted) -> None:
-    """The culprit, for the operator: the tenant alone gets the error."""
-    _log.warning(
-        "model_faulted",
-        model=f"{call.model}/{replica.version}",
-        tenant=call.tenant.name,
-        request=request_id,
-        device=replica.device,
-        reason=error.message,
-    )
-
-
-def _copy_outputs(
-    fit: Fit, finished: frames.Finished, memory: RequestMemory
-) -> tuple[OutputTensor, ...]:
-    """The outputs that were asked for. The child is believed about shapes, never about places."""
-    if len(finished.outputs) != len(fit.outputs):
-        raise ModelFaulted(
-            f"expected {len(fit.outputs)} outputs from the device, got {len(finished.outputs)}"
-        )
-    outputs = []
-    for position in fit.wanted:
-        expected, came = fit.outputs[position], finished.outputs[position]
-        if came.shape != expected.shape or came.datatype != expected.spec.datatype:
-            raise ModelFaulted(
-                f"output {expected.spec.name!r}: expected {expected.spec.datatype} "
-                f"{list(expected.shape)} from the device, got {came.datatype} {list(came.shape)}"
-            )
-        data = memory.read(memory.outputs[position])
-        outputs.append(OutputTensor(expected.spec.name, came.datatype, came.shape, data))
-    return tuple(outputs)

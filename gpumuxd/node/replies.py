@@ -1,0 +1,94 @@
+"""The end of a request: from what the device says of it to what its client is told.
+
+It must not know what a request goes through before. Invariant: the memory of a request is the
+caller's until `wait_reply` is called, and released, or the link's to release, when that ends.
+"""
+
+import asyncio
+
+import structlog
+
+from gpumuxd.domain import OutcomeKind
+from gpumuxd.errors import GpumuxdError, ModelFaulted, error_of
+from gpumuxd.node.api import InferCall, InferReply, OutputTensor
+from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.model_table import Replica
+from gpumuxd.node.request_memory import RequestMemory
+from gpumuxd.node.validation import Fit
+from gpumuxd.wire import frames
+
+_log = structlog.get_logger()
+
+
+async def wait_reply(
+    call: InferCall, replica: Replica, fit: Fit, frame: frames.Submit, memory: RequestMemory
+) -> InferReply:
+    """Submit a request and return its reply. Raises GpumuxdError in its client's words."""
+    finished = await _finished(replica.link, frame, memory)
+    try:
+        if finished.outcome.kind is not OutcomeKind.COMPLETED:
+            raise error_of(finished.outcome)
+        outputs = _copy_outputs(fit, finished, memory)
+    except GpumuxdError as error:
+        if isinstance(error, ModelFaulted):
+            _log_fault(call, replica, frame.request_id, error)
+        raise _told(error, call, replica) from None
+    finally:
+        memory.release()
+    return InferReply(call.model, replica.version, outputs, finished.report)
+
+
+async def _finished(
+    link: DeviceLink, frame: frames.Submit, memory: RequestMemory
+) -> frames.Finished:
+    """Submit and wait for the end. The memory stays the caller's only when this returns."""
+    try:
+        return await link.submit(frame)
+    except asyncio.CancelledError:
+        link.abandon(frame.request_id, memory)
+        raise
+    except BaseException:
+        memory.release()
+        raise
+
+
+def _told(error: GpumuxdError, call: InferCall, replica: Replica) -> GpumuxdError:
+    """A device's error in the words of its client, who does not know our keys."""
+    label = f"{call.model!r} version {replica.version}"
+    message = error.message.replace(repr(replica.key), label)
+    if isinstance(error, ModelFaulted):
+        message = f"model {label}: {message}"
+    return type(error)(message)
+
+
+def _log_fault(call: InferCall, replica: Replica, request_id: int, error: ModelFaulted) -> None:
+    """The culprit, for the operator: the tenant alone gets the error."""
+    _log.warning(
+        "model_faulted",
+        model=f"{call.model}/{replica.version}",
+        tenant=call.tenant.name,
+        request=request_id,
+        device=replica.device,
+        reason=error.message,
+    )
+
+
+def _copy_outputs(
+    fit: Fit, finished: frames.Finished, memory: RequestMemory
+) -> tuple[OutputTensor, ...]:
+    """The outputs that were asked for. The child is believed about shapes, never about places."""
+    if len(finished.outputs) != len(fit.outputs):
+        raise ModelFaulted(
+            f"expected {len(fit.outputs)} outputs from the device, got {len(finished.outputs)}"
+        )
+    outputs = []
+    for position in fit.wanted:
+        expected, came = fit.outputs[position], finished.outputs[position]
+        if came.shape != expected.shape or came.datatype != expected.spec.datatype:
+            raise ModelFaulted(
+                f"output {expected.spec.name!r}: expected {expected.spec.datatype} "
+                f"{list(expected.shape)} from the device, got {came.datatype} {list(came.shape)}"
+            )
+        data = memory.read(memory.outputs[position])
+        outputs.append(OutputTensor(expected.spec.name, came.datatype, came.shape, data))
+    return tuple(outputs)

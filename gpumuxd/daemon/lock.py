@@ -17,10 +17,15 @@ class AlreadyRunning(Exception):
 
 @contextlib.contextmanager
 def state_lock(state_dir: Path) -> Iterator[None]:
-    """Hold `state_dir/lock`. Raises AlreadyRunning naming the holder, OSError without access."""
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+    """Hold `state_dir/lock`. Raises AlreadyRunning naming the holder, OSError without access: on a
+    read-only file system nothing would keep a second daemon away."""
     path = state_dir / "lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        needed = "[node].state_dir must be a directory that the daemon may write to"
+        raise OSError(error.errno, f"{needed}: {error.strerror}", str(path)) from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,3 +25,12 @@ def test_what_a_dead_holder_left_is_no_lock(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("123456789\n")
     with state_lock(tmp_path):
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_state_directory_that_can_not_be_written_is_named_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(OSError, match=r"\[node\].state_dir must be .*: Not a directory: '.*/lock'"),
+        state_lock(tmp_path / "file" / "state"),
+    ):
+        pass

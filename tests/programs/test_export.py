@@ -1,6 +1,8 @@
 """Exporting: what an owner gets, and what they are told when it can't be done."""
 
+import hashlib
 import inspect
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -195,6 +197,105 @@ def test_a_refused_export_leaves_the_older_artifact(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [path, tmp_path / "model.pt2.sha256"]
 
 
+def test_a_checksum_lies_beside_the_artifact(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    checksum = tmp_path / "model.pt2.sha256"
+    said = []
+    for offset in (0.0, 1.0):
+        module = Mlp()
+        module.layers[0].bias.data += offset
+        export_model(module, (X,), path)
+        said.append(checksum.read_text())
+        assert said[-1] == f"{hashlib.sha256(path.read_bytes()).hexdigest()}  model.pt2\n"
+    assert said[0] != said[1]
+    assert sorted(tmp_path.iterdir()) == [path, checksum]
+
+
+def test_an_artifact_is_never_beside_the_checksum_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each step that others can see, what lies there fits together."""
+    path, checksum = tmp_path / "model.pt2", tmp_path / "model.pt2.sha256"
+    seen = []
+
+    def look(self: Path, target: Path) -> Path:
+        result = replace(self, target)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        seen.append(checksum.read_text()[:64] == digest if checksum.exists() else None)
+        return result
+
+    export_model(Mlp(), (X,), path)
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", look)
+    export_model(Mlp(), (X,), path)
+    assert seen == [None, True]
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        # a dynamic `t` of 2 to 40, 6 in the example
+        (lambda x: x * math.sqrt(x.shape[1]), "the code fixes 't' at 6: it makes a Python number"),
+        (lambda x: x if x.shape[1] > 4 else -x, "of its range: say sizes={'t': (5, 40)}"),
+        (lambda x: x.reshape(x.shape[0], -1, 2).sum(1), "'t' must be a multiple of 2: say multipl"),
+        (lambda x: x[:, ::2] + 0, "only where ((1 + t) // 2) != 1: say `sizes` for which"),
+        (lambda x: torch.zeros(math.floor(x.shape[1] * 1.5)) + x.sum(), "no form for `floor` of a"),
+        (lambda x: Path(), "the output is a pathlib"),
+        (lambda x: x.to(torch.complex64), "complex64 (torch.view_as_real makes floats of it)"),
+        (lambda x: x[x > 0], "the size of an output depends on values in the data"),
+        (lambda x: x.nonzero(), "nonzero.default' is not allowed: how large its result is"),
+        (lambda x: (x + 1, "text"), "an output must be a tensor or a number, got as_string"),
+        (lambda x: (x + 1, x.shape[1] > 3), "truth value that depends on sizes: return a tensor"),
+        (lambda x: x.add_(1), "writes in place to a weight, buffer or input"),
+        (lambda x: x.t()[0].zero_(), "(clone it first, or pass state in and out)"),
+    ],
+)
+def test_refusals_say_what_to_write_instead(
+    forward: Callable[[Tensor], Any], said: str, tmp_path: Path
+) -> None:
+    class Refused(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return forward(x)
+
+    with pytest.raises(InvalidModel) as caught:
+        export_model(
+            Refused(),
+            (torch.ones(3, 6),),
+            tmp_path / "model.pt2",
+            dynamic={"x": {0: "batch", 1: "t"}},
+            sizes={"t": (2, 40)},
+        )
+    assert said in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_dimensions_that_must_agree_and_examples_out_of_range(tmp_path: Path) -> None:
+    dynamic = {"left": {0: "batch", 1: "t"}, "right": {0: "batch", 1: "u"}}
+    with pytest.raises(InvalidModel, match="must be equal: give both dimensions one name"):
+        export_model(Difference(), (X, X), tmp_path / "model.pt2", dynamic=dynamic)
+    with pytest.raises(InvalidModel, match="has a size of 4, its dimension is said to be 8 to 40"):
+        export_model(Difference(), (X, X), tmp_path / "model.pt2", sizes={"t": (8, 40)},
+                     dynamic={"left": {1: "t"}, "right": {1: "t"}})  # fmt: skip
+
+
+def test_arguments_that_torch_can_not_vary_or_name_are_refused(tmp_path: Path) -> None:
+    class Options(nn.Module):
+        def forward(self, x: Tensor, **more: Tensor) -> Tensor:
+            return x + more["m"]
+
+    with pytest.raises(InvalidModel, match=r"takes \['m'\] through \*\*kwargs"):
+        export_model(Options(), {"x": X, "m": X}, tmp_path / "model.pt2")
+
+
+@pytest.mark.usefixtures("factories")
+def test_the_command_says_what_is_fixed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["my_models:scaled", "-o", "out.pt2"]) == 0
+    said = capsys.readouterr().err
+    assert (
+        "fixed in the artifact, since their examples are no tensors: scale=0.5, bias=None" in said
+    )
+
+
 class Star(nn.Module):
     def forward(self, first: Tensor, *more: Tensor) -> Tensor:
         return first + more[0] * more[1]
@@ -245,6 +346,11 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         "        return x + torch.randn_like(x)\n"
         "def noise():\n"
         "    return Noise(), (torch.ones(2, 4),)\n"
+        "class Scaled(torch.nn.Module):\n"
+        "    def forward(self, x, scale, bias=None):\n"
+        "        return x * scale\n"
+        "def scaled():\n"
+        "    return Scaled(), (torch.ones(2, 4), 0.5, None)\n"
         "def nothing():\n"
         "    return None\n"
         "number = 3\n"

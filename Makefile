@@ -2,18 +2,21 @@
 #   make demo    two real models on the CPU device, one preempting the other (two minutes)
 #   make test    every test          make check   format, lint, types, layers, generated code
 #   make sim     SEED=n SEEDS=m: random scenarios in virtual time
+#   make fuzz    SECONDS=60 [TARGET=name]: mutated files for every reader; needs the extra `fuzz`
 #   make bench   every bench, quick form; BENCH_FLAGS="--strict" for the long one
 
 PYTHON ?= python3
 SEED ?= 1
 SEEDS ?= 200
+SECONDS ?= 60
+TARGET ?=
 BENCH_FLAGS ?= --quick
 
 PY := .venv/bin/python
 STAMP := .venv/.installed
 BENCHES := $(filter-out $(addprefix bench/,__init__.py harness.py probe.py),$(wildcard bench/*.py))
 
-.PHONY: setup demo check test sim bench
+.PHONY: setup demo check test sim fuzz bench
 
 setup: $(STAMP)
 
@@ -45,6 +48,13 @@ test: $(STAMP)
 
 sim: $(STAMP)
 	$(PY) -m gpumuxd.testing.simulator --seed $(SEED) --seeds $(SEEDS)
+
+# Readers one by one in this machine's memory limits, then archives through real processes.
+fuzz: $(STAMP)
+	$(PY) -m tests.fuzz.run --seconds $(SECONDS) --seed $(SEED) $(addprefix --target ,$(TARGET))
+ifeq ($(TARGET),)
+	$(PY) -m tests.fuzz.end_to_end --seconds $(SECONDS) --seed $(SEED)
+endif
 
 # Every bench runs even if one before it misses a goal (1) or is inconclusive (2).
 bench: $(STAMP)

@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_chunk = torch.ops.aten.chunk.default._op
+_split = torch.ops.aten.split.Tensor._op
+_tensor_split = torch.ops.aten.tensor_split.sections._op
+_unbind = torch.ops.aten.unbind.int._op
 _embedding_bag = torch.ops.aten.embedding_bag.padding_idx._op
 _weight_norm = torch.ops.aten._weight_norm.default._op
 
@@ -47,7 +51,41 @@ def _checked_weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Any
     return _weight_norm(direction, length, dim)
 
 
+PIECES_MAX = 4096
+"""Views that one call may return, as many as a node may have results. Each is a Python object made
+under the GIL: a million of them stop the device loop for seconds, and the parent kills it."""
+
+
+def _check_pieces(count: int) -> None:
+    if count > PIECES_MAX:
+        raise ValueError(f"{count} pieces of one tensor, at most {PIECES_MAX} are allowed")
+
+
+def _checked_unbind(self: Tensor, dim: int = 0) -> Any:
+    _check_pieces(self.shape[dim] if self.ndim else 0)
+    return _unbind(self, dim)
+
+
+def _checked_split(self: Tensor, split_size: int, dim: int = 0) -> Any:
+    _check_pieces(self.shape[dim] // split_size if self.ndim and split_size > 0 else 0)
+    return _split(self, split_size, dim)
+
+
+def _checked_chunk(self: Tensor, chunks: int, dim: int = 0) -> Any:
+    _check_pieces(min(chunks, self.shape[dim]) if self.ndim else 0)
+    return _chunk(self, chunks, dim)
+
+
+def _checked_tensor_split(self: Tensor, sections: int, dim: int = 0) -> Any:
+    _check_pieces(sections)
+    return _tensor_split(self, sections, dim)
+
+
 GUARDED: Mapping[str, Callable[..., Any]] = {
+    "aten.chunk.default": _checked_chunk,
+    "aten.split.Tensor": _checked_split,
+    "aten.tensor_split.sections": _checked_tensor_split,
+    "aten.unbind.int": _checked_unbind,
     "aten._weight_norm.default": _checked_weight_norm,
     "aten.embedding_bag.padding_idx": _checked_embedding_bag,
 }

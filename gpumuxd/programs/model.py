@@ -14,6 +14,7 @@ from gpumuxd.errors import InvalidModel
 from gpumuxd.models import plan as plans
 from gpumuxd.models.plan import Constant, Many, Plan, WeightEntry
 from gpumuxd.models.spec import ModelSpec, evaluate_shape
+from gpumuxd.programs.arguments import check_arguments
 from gpumuxd.programs.operators import DTYPES, constant_value, resolve
 from gpumuxd.programs.program import Bindings, Program
 
@@ -25,6 +26,8 @@ class ServedModel:
     """One model on one device, in the form that programs are made from."""
 
     def __init__(self, plan: Plan, weights: Sequence[torch.Tensor], device: torch.device) -> None:
+        for node in plan.nodes:
+            check_arguments(node)
         self.plan = plan
         self.device = device
         self.bindings = Bindings(

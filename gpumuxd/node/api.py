@@ -89,7 +89,8 @@ class ModelState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One version of one model in the repository; `reason` says why it is not READY."""
+    """One version of one model in the repository. `reason` says why it is not READY, or what is
+    wrong with its files while it serves."""
 
     name: str
     version: str

@@ -37,10 +37,9 @@ from gpumuxd.events import ModelDraining, ModelProfile, ModelReady
 from gpumuxd.executors import upload
 from gpumuxd.executors.cpu import CpuExecutor, short_reason
 from gpumuxd.models.spec import evaluate_shape, tensor_bytes
-from gpumuxd.programs.model import ServedModel
 from gpumuxd.programs.profile_cache import ProfileCache, StoredProfile, profile_key
-from gpumuxd.programs.profiler import cuts_from_passes, profile_from_passes
-from gpumuxd.programs.program import Program
+from gpumuxd.programs.profiler import position_ns, profile_from_passes
+from gpumuxd.programs.served import AnyProgram, Served, open_model
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.wire.frames import (
     Frame,
@@ -72,7 +71,7 @@ class _Model:
     frame: LoadModel
     plan: mmap.mmap
     weights: mmap.mmap | bytearray
-    served: ServedModel | None = None
+    served: Served | None = None
     is_cancelled: bool = False
     is_draining: bool = False
     is_leaving: bool = False
@@ -116,6 +115,16 @@ class Loading:
         if self._leaving:
             return True
         return self._condition() if self._active is not None else bool(self._queue)
+
+    @property
+    def is_loading(self) -> bool:
+        """True while a load goes on, whether or not it could go on now."""
+        return self._active is not None
+
+    @property
+    def is_closing(self) -> bool:
+        """True while maps of models that are over are being closed."""
+        return bool(self._leaving)
 
     # What the parent asks
 
@@ -199,12 +208,12 @@ class Loading:
         yield from self._upload(model)
         _check_wanted(model)
         served = yield from self._build(
-            lambda: ServedModel.open(bytes(model.plan), memoryview(model.weights))
+            lambda: open_model(bytes(model.plan), memoryview(model.weights), self._settings.threads)
         )
         model.served = served
         _check_wanted(model)
         buckets = served.profile_buckets(self._settings.profile_batch_max)
-        key = self._profile_key(model, buckets)
+        key = self._profile_key(model, served, buckets)
         stored = self._cache.get(key) if self._cache is not None else None
         if stored is None:
             cuts = yield from self._cut(model, served, buckets)
@@ -232,9 +241,7 @@ class Loading:
         except RunFailed as error:
             raise RunFailed(f"its weights can't be brought in: {error.message}") from error
 
-    def _cut(
-        self, model: _Model, served: ServedModel, buckets: Sequence[Bucket]
-    ) -> Steps[list[int]]:
+    def _cut(self, model: _Model, served: Served, buckets: Sequence[Bucket]) -> Steps[list[int]]:
         """Where the groups end: by the node times of the largest bucket, where they matter.
 
         The smallest one first, twice: it says how large a bucket may be to be run at all. Where
@@ -257,13 +264,13 @@ class Loading:
             [node_ns * prod(largest) // max(prod(bucket), 1) for node_ns in one]
             for one in _passes(runs[bucket])
         ]
-        return cuts_from_passes(grown, self._settings.group_target_ns)
+        return served.cut_by_time(position_ns(grown), self._settings.group_target_ns)
 
     def _profile(
         self,
         model: _Model,
-        served: ServedModel,
-        program: Program,
+        served: Served,
+        program: AnyProgram,
         cuts: Sequence[int],
         buckets: Sequence[Bucket],
         stored: StoredProfile | None,
@@ -298,9 +305,9 @@ class Loading:
     def _measure(
         self,
         model: _Model,
-        served: ServedModel,
+        served: Served,
         purpose: str,
-        program: Program,
+        program: AnyProgram,
         buckets: Sequence[Bucket],
         passes: Callable[[Bucket], int],
     ) -> Steps[dict[Bucket, list[OwnRun]]]:
@@ -319,8 +326,8 @@ class Loading:
     def _serve(
         self,
         model: _Model,
-        served: ServedModel,
-        program: Program,
+        served: Served,
+        program: AnyProgram,
         profile: StoredProfile,
         was_cached: bool,
     ) -> None:
@@ -335,6 +342,7 @@ class Loading:
             frame_bytes=profile.frame_bytes,
         )
         self._scheduler.handle(ready, self._clock())
+        buckets = served.profile_buckets(self._settings.profile_batch_max)
         loaded = ModelLoaded(
             model=frame.model,
             group_count=program.group_count,
@@ -344,6 +352,7 @@ class Loading:
             frame_bytes=profile.frame_bytes,
             profile_was_cached=was_cached,
             longest_groups=longest_groups(profile),
+            left_out=tuple(each for each in buckets if each not in profile.run_ns),
         )
         self._post(loaded)
         log("debug", "program_ready", key=frame.model, groups=program.group_count)
@@ -356,7 +365,7 @@ class Loading:
                 f"weights of {len(model.weights)} bytes do not fit: {used} of {limit} bytes in use"
             )
 
-    def _example_inputs(self, served: ServedModel, bucket: Bucket) -> Steps[list[torch.Tensor]]:
+    def _example_inputs(self, served: Served, bucket: Bucket) -> Steps[list[torch.Tensor]]:
         """Only when they fit. Filling megabytes would hold the loop up."""
         sizes = dict(zip([each.name for each in served.spec.symbols], bucket, strict=True))
         needed = sum(
@@ -371,13 +380,13 @@ class Loading:
             )
         return (yield from self._build(lambda: served.example_inputs(bucket)))
 
-    def _profile_key(self, model: _Model, buckets: Sequence[Bucket]) -> str:
+    def _profile_key(self, model: _Model, served: Served, buckets: Sequence[Bucket]) -> str:
         settings = self._settings
         return profile_key(
             model.frame.artifact_hash,
             settings.device,
             settings.threads,
-            str(torch.__version__),
+            served.runtime_version,
             settings.group_target_ns,
             buckets,
         )

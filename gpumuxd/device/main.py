@@ -47,7 +47,10 @@ def main(arguments: Sequence[str]) -> int:
         confinement.import_numpy()
         # Here and not at the top: the parent's death must count before this takes its time.
         from gpumuxd.device.serving import serve
+        from gpumuxd.programs.onnx_runtime import is_installed
 
+        # Loading its library takes 50 ms in which nothing would be served.
+        is_installed()
         confinement.give_up_rights(start.settings)
         serve(channel, start, arena)
         return 0

@@ -11,19 +11,28 @@ ReadFailed with a reason for the artifact's owner.
 """
 
 import codecs
+import contextlib
 import hashlib
+import math
 import os
 import resource
 import select
 import stat
 import sys
+from dataclasses import replace
 from io import BufferedReader
+from typing import TypeVar
 
 import msgspec
 
 from gpumuxd.errors import InvalidModel
+from gpumuxd.models import onnx_plan
 from gpumuxd.models import plan as plans
 from gpumuxd.models.limits import DEFAULT_LIMITS, ReadLimits
+from gpumuxd.models.onnx_limits import DEFAULT_ONNX_LIMITS, OnnxLimits
+from gpumuxd.models.onnx_operators import onnx_allow_list
+from gpumuxd.models.onnx_proto import onnx_package
+from gpumuxd.models.onnx_reader import OnnxArtifact
 from gpumuxd.models.operators import allow_list
 from gpumuxd.models.pt2 import Artifact
 from gpumuxd.units import GIB, MIB
@@ -41,6 +50,9 @@ CPU_SECONDS_MAX = 60
 OPEN_FILES_MAX = 32
 
 PLAN_BYTES_MAX = 64 * MIB
+
+ONNX = "onnx"
+"""The artifact format that is not torch's."""
 
 REASON_CHARS_MAX = 2000
 """A reason travels in one frame and ends in an error message."""
@@ -65,10 +77,12 @@ def serve(channel: Channel) -> None:
     frame, descriptors = _receive(channel)
     assert isinstance(frame, Read), f"expected Read, got {type(frame).__name__}"
     (artifact_fd,) = descriptors
+    if frame.artifact_format == ONNX:
+        _import_onnx()
     give_up_rights()
     limit_resources(frame.model_bytes_max)
     try:
-        done, made = _read_descriptor(artifact_fd, frame.model_bytes_max)
+        done, made = _read_descriptor(artifact_fd, frame.model_bytes_max, frame.artifact_format)
     except InvalidModel as error:
         _send(channel, ReadFailed(error.message[:REASON_CHARS_MAX]), [])
     except MemoryError:
@@ -79,21 +93,37 @@ def serve(channel: Channel) -> None:
         _send(channel, done, made)
 
 
-def _read_descriptor(fd: int, model_bytes_max: int) -> tuple[ReadDone, list[int]]:
+def _import_onnx() -> None:
+    """What can be imported later no more. Where it is missing, reading will say so."""
+    with contextlib.suppress(InvalidModel):
+        onnx_package()
+    onnx_allow_list()
+
+
+def _read_descriptor(
+    fd: int, model_bytes_max: int, artifact_format: str
+) -> tuple[ReadDone, list[int]]:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise InvalidModel("the artifact is no regular file")
     with os.fdopen(fd, "rb") as file:
-        return read(file, model_bytes_max)
+        return read(file, model_bytes_max, artifact_format)
 
 
-def read(file: BufferedReader, model_bytes_max: int) -> tuple[ReadDone, list[int]]:
+def read(
+    file: BufferedReader, model_bytes_max: int, artifact_format: str = "pt2"
+) -> tuple[ReadDone, list[int]]:
     """Validate an artifact; return the answer and the descriptors of plan and weights."""
-    limits = ReadLimits(
-        artifact_bytes_max=min(model_bytes_max, DEFAULT_LIMITS.artifact_bytes_max),
-        weights_bytes_max=min(model_bytes_max, DEFAULT_LIMITS.weights_bytes_max),
-    )
-    artifact = Artifact(file, limits)
-    plan_bytes = plans.encode(artifact.plan)
+    artifact: Artifact | OnnxArtifact
+    if artifact_format == ONNX:
+        onnx = OnnxArtifact(file, _limited(DEFAULT_ONNX_LIMITS, model_bytes_max))
+        artifact, plan_bytes = onnx, onnx_plan.encode(onnx.plan)
+        platform, parameter_count = "onnxruntime_onnx", onnx.parameter_count
+    else:
+        torch = Artifact(file, _limited(DEFAULT_LIMITS, model_bytes_max))
+        artifact, plan_bytes = torch, plans.encode(torch.plan)
+        # By place, so that weights that share their memory count once.
+        sizes = {entry.offset: math.prod(entry.shape) for entry in torch.plan.weights}
+        platform, parameter_count = "pytorch_pt2", sum(sizes.values())
     if len(plan_bytes) > PLAN_BYTES_MAX:
         raise InvalidModel(f"plan of {len(plan_bytes)} bytes, the limit is {PLAN_BYTES_MAX}")
     plan_fd = sealed_memfd("gpumuxd-plan", lambda out: out.write(plan_bytes))
@@ -105,8 +135,21 @@ def read(file: BufferedReader, model_bytes_max: int) -> tuple[ReadDone, list[int
         plan_bytes=len(plan_bytes),
         weights_bytes=artifact.weights_bytes,
         node_count=len(artifact.plan.nodes),
+        platform=platform,
+        parameter_count=parameter_count,
     )
     return done, [plan_fd, weights_fd]
+
+
+_Limits = TypeVar("_Limits", ReadLimits, OnnxLimits)
+
+
+def _limited(limits: _Limits, model_bytes_max: int) -> _Limits:
+    return replace(
+        limits,
+        artifact_bytes_max=min(model_bytes_max, limits.artifact_bytes_max),
+        weights_bytes_max=min(model_bytes_max, limits.weights_bytes_max),
+    )
 
 
 def limit_resources(model_bytes_max: int) -> None:

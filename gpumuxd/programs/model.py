@@ -15,11 +15,10 @@ from gpumuxd.models import plan as plans
 from gpumuxd.models.plan import Constant, Many, Plan, WeightEntry
 from gpumuxd.models.spec import ModelSpec, evaluate_shape
 from gpumuxd.programs.arguments import check_arguments
+from gpumuxd.programs.buckets import example, profile_buckets
 from gpumuxd.programs.operators import DTYPES, constant_value, resolve
 from gpumuxd.programs.program import Bindings, Program
-
-_EXAMPLE_VALUE = 0.05
-"""What floats of example inputs hold: small, and not zero, so that no kernel takes a short cut."""
+from gpumuxd.programs.segmenter import cut_by_time
 
 
 class ServedModel:
@@ -69,6 +68,11 @@ class ServedModel:
     def weights_bytes(self) -> int:
         return self.plan.weights_bytes
 
+    @property
+    def runtime_version(self) -> str:
+        """What runs it: part of what a measurement depends on."""
+        return f"torch {torch.__version__}"
+
     def node_program(self) -> Program:
         """One group a node, for measuring."""
         return self.grouped_program(range(1, self.node_count + 1))
@@ -77,42 +81,27 @@ class ServedModel:
         """`cuts[i]` is the end node (exclusive) of group i; the last one is `node_count`."""
         return Program(self.plan, self.bindings, cuts)
 
+    def cut_by_time(self, node_ns: Sequence[int], target_ns: int) -> list[int]:
+        """Where groups end, given the time of each node."""
+        return cut_by_time(node_ns, target_ns)
+
     def profile_buckets(self, batch_max: int) -> list[Bucket]:
         """Buckets to measure: batches of powers of two, other sizes as in the example inputs.
 
         The largest batch is `batch_max`, or the model's own maximum where that is smaller.
         """
-        spec = self.spec
-        sizes = {
-            symbol.name: min(max(hint, symbol.minimum), symbol.maximum)
-            for symbol, hint in zip(spec.symbols, self.plan.size_hints, strict=True)
-        }
-        batch = next((s for s in spec.symbols if s.name == spec.batch_symbol), None)
-        if batch is None:
-            return [spec.bucket(sizes)]
-        top = min(batch_max, batch.maximum)
-        batches = [1 << i for i in range(top.bit_length()) if batch.minimum <= 1 << i <= top]
-        if top == batch.maximum and top not in batches:
-            batches.append(top)
-        # A model whose smallest batch is above batch_max still gets one bucket.
-        return [spec.bucket({**sizes, batch.name: size}) for size in batches or [batch.minimum]]
+        return profile_buckets(self.spec, self.plan.size_hints, batch_max)
 
     def example_inputs(self, bucket: Bucket) -> list[torch.Tensor]:
         """Inputs of a bucket's size: 0 for integers (valid for every table), True for masks."""
         names = [symbol.name for symbol in self.spec.symbols]
         sizes = dict(zip(names, bucket, strict=True))
         return [
-            _example(evaluate_shape(tensor.shape, sizes), DTYPES[tensor.datatype], self.device)
+            example(
+                evaluate_shape(tensor.shape, sizes), DTYPES[tensor.datatype], device=self.device
+            )
             for tensor in self.spec.inputs
         ]
-
-
-def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if dtype.is_floating_point:
-        return torch.full(shape, _EXAMPLE_VALUE, dtype=dtype, device=device)
-    if dtype is torch.bool:
-        return torch.ones(shape, dtype=dtype, device=device)
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _map_weights(plan: Plan, buffer: memoryview) -> list[torch.Tensor]:
@@ -124,9 +113,9 @@ def _weight(image: torch.Tensor, entry: WeightEntry) -> torch.Tensor:
     """A view of the image: `plans.check` has proved that it lies inside."""
     dtype = DTYPES[entry.datatype]
     weight = torch.empty(0, dtype=dtype)
-    return weight.set_(
-        image.untyped_storage(), entry.offset // dtype.itemsize, entry.shape, entry.strides
-    )
+    weight.set_(image.untyped_storage(), entry.offset // dtype.itemsize, entry.shape, entry.strides)
+    # A compromised loader may say it of integers, which torch refuses.
+    return weight.requires_grad_(entry.is_trained and dtype.is_floating_point)
 
 
 def _constants(plan: Plan, device: torch.device) -> dict[str, object]:

@@ -71,7 +71,7 @@ def profile_key(
     artifact_hash: str,
     device: str,
     threads: int,
-    torch_version: str,
+    runtime_version: str,
     group_target_ns: int,
     buckets: Sequence[Bucket],
 ) -> str:
@@ -81,7 +81,7 @@ def profile_key(
         artifact_hash,
         device,
         threads,
-        torch_version,
+        runtime_version,
         group_target_ns,
         [list(bucket) for bucket in buckets],
     ]

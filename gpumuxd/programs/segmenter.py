@@ -26,3 +26,30 @@ def cut_by_time(node_ns: Sequence[int], target_ns: int) -> list[int]:
         group_ns += duration_ns
     cuts.append(len(node_ns))
     return cuts
+
+
+def cut_where_narrow(node_ns: Sequence[int], target_ns: int, widths: Sequence[int]) -> list[int]:
+    """As `cut_by_time`, for programs in which a cut costs more the more values cross it.
+
+    `widths[i]` is how many cross a cut after node i. A group that would have to end may end
+    earlier, where it has at least half of the target: at the narrowest such place, the last of
+    several.
+    """
+    assert len(widths) == len(node_ns), "each cut has a width"
+    assert node_ns, "a program has nodes"
+    cuts: list[int] = []
+    start = 0
+    while start < len(node_ns):
+        end, group_ns = start + 1, node_ns[start]
+        choices = [end]
+        while end < len(node_ns) and group_ns + node_ns[end] <= target_ns:
+            group_ns += node_ns[end]
+            end += 1
+            if 2 * group_ns < target_ns:
+                choices.clear()
+            choices.append(end)
+        if end < len(node_ns):
+            end = min(choices, key=lambda choice: (widths[choice - 1], -choice))
+        cuts.append(end)
+        start = end
+    return cuts

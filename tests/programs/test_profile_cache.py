@@ -19,7 +19,7 @@ KEY_PARTS: dict[str, Any] = {
     "artifact_hash": "abc",
     "device": "cpu:0",
     "threads": 1,
-    "torch_version": "2.13",
+    "runtime_version": "torch 2.13",
     "group_target_ns": 500_000,
     "buckets": [(1, 8), (2, 8)],
 }
@@ -50,7 +50,7 @@ def test_putting_again_replaces_and_leaves_one_file(tmp_path: Path) -> None:
         ("artifact_hash", "abd"),
         ("device", "cpu:1"),
         ("threads", 2),
-        ("torch_version", "2.14"),
+        ("runtime_version", "torch 2.14"),
         ("group_target_ns", 500_001),
         ("buckets", [(1, 8)]),
     ],

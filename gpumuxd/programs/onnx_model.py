@@ -1,0 +1,137 @@
+"""A served ONNX model: a plan whose weights are mapped, and the programs made of it.
+
+The same interface as `ServedModel`. What the scheduler calls a node is a *unit* here
+(`onnx_cutter.py`): the shortest run of nodes that is worth a session. Sessions are made on the
+thread that asks for a program, one after the other.
+
+Equality: groups give what the whole model in one session gives to within 1e-6, not bit for bit,
+because fusion ends at cuts.
+"""
+
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpumuxd.domain import Bucket
+from gpumuxd.errors import InvalidModel
+from gpumuxd.models import onnx_plan
+from gpumuxd.models.onnx_plan import OnnxPlan
+from gpumuxd.models.spec import ModelSpec, evaluate_shape
+from gpumuxd.programs.buckets import example, profile_buckets
+from gpumuxd.programs.onnx_cutter import cut_costs, units
+from gpumuxd.programs.onnx_program import OnnxProgram
+from gpumuxd.programs.onnx_runtime import runtime, runtime_version
+from gpumuxd.programs.operators import DTYPES
+from gpumuxd.programs.segmenter import cut_where_narrow
+from gpumuxd.units import NS_PER_MS
+
+GROUP_TARGET_NS_MIN = 2 * NS_PER_MS
+"""A cut stops fusion, brings convolutions back to the plain layout and starts another session:
+0.05 to 0.2 ms, which must stay a small part of a group (`docs/onnx.md` has the measurements)."""
+
+
+class OnnxModel:
+    """One ONNX model on one device, in the form that programs are made from."""
+
+    group_target_ns_min = GROUP_TARGET_NS_MIN
+
+    def __init__(self, plan: OnnxPlan, weights: dict[int, Any], threads: int) -> None:
+        self.plan = plan
+        self._weights = weights
+        self._threads = threads
+        self._ends = units(plan)
+        self._costs = cut_costs(plan)
+
+    @classmethod
+    def open(
+        cls, plan: bytes | memoryview, weights: memoryview | mmap.mmap, threads: int = 1
+    ) -> "OnnxModel":
+        """`weights` must outlive the model. Raises InvalidModel for a plan that is malformed, and
+        where ONNX Runtime is not installed."""
+        decoded = onnx_plan.decode(plan)
+        view = memoryview(weights)
+        if view.nbytes < decoded.weights_bytes:
+            raise InvalidModel(
+                f"expected {decoded.weights_bytes} bytes of weights, got {view.nbytes}"
+            )
+        return cls(decoded, _map_weights(decoded, view), threads)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.plan.spec
+
+    @property
+    def runtime_version(self) -> str:
+        return runtime_version()
+
+    @property
+    def node_count(self) -> int:
+        """Units, which is what cuts count."""
+        return len(self._ends)
+
+    @property
+    def weights_bytes(self) -> int:
+        """What the loader wrote, and what ONNX Runtime makes of it: its kernels read weights in a
+        form of their own, so it has every weight once more."""
+        return 2 * self.plan.weights_bytes
+
+    def node_program(self) -> OnnxProgram:
+        """One group a unit, for measuring."""
+        return self.grouped_program(range(1, self.node_count + 1))
+
+    def grouped_program(self, cuts: Sequence[int]) -> OnnxProgram:
+        """`cuts[i]` is the end unit (exclusive) of group i; the last one is `node_count`."""
+        ends = [self._ends[cut - 1] for cut in cuts]
+        return OnnxProgram(self.plan, self._weights, cuts, ends, self._threads)
+
+    def cut_by_time(self, unit_ns: Sequence[int], target_ns: int) -> list[int]:
+        """Where groups end: no longer than the target, and where few values are alive."""
+        widths = [self._costs[end] for end in self._ends]
+        return cut_where_narrow(unit_ns, max(target_ns, GROUP_TARGET_NS_MIN), widths)
+
+    def profile_buckets(self, batch_max: int) -> list[Bucket]:
+        """As `ServedModel.profile_buckets`."""
+        return profile_buckets(self.spec, self.plan.size_hints, batch_max)
+
+    def example_inputs(self, bucket: Bucket) -> list[torch.Tensor]:
+        """Inputs of a bucket's size, filled as the model's export noted."""
+        names = [symbol.name for symbol in self.spec.symbols]
+        sizes = dict(zip(names, bucket, strict=True))
+        return [
+            example(evaluate_shape(tensor.shape, sizes), DTYPES[tensor.datatype], fill)
+            for tensor, fill in zip(self.spec.inputs, self.plan.fills, strict=True)
+        ]
+
+
+def _map_weights(plan: OnnxPlan, view: memoryview) -> dict[int, Any]:
+    """The weights that are not in the graph, as the runtime takes them: over the very bytes."""
+    value_of = runtime().OrtValue.ortvalue_from_numpy
+    image = np.frombuffer(view, dtype=np.uint8)
+    return {
+        index: value_of(
+            image[weight.offset : weight.offset + weight.size_bytes]
+            .view(NUMPY_TYPES[weight.datatype])
+            .reshape(weight.shape)
+        )
+        for index, weight in enumerate(plan.weights)
+        if weight.offset is not None
+    }
+
+
+NUMPY_TYPES: dict[str, Any] = {
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+}

@@ -124,6 +124,9 @@ def check(plan: Plan) -> None:
     """Refuse a plan that breaks an invariant: an assertion's work, but across processes."""
     if plan.version != PLAN_VERSION:
         raise InvalidModel(f"plan version: expected {PLAN_VERSION}, got {plan.version}")
+    for tensor in (*plan.spec.inputs, *plan.spec.outputs):
+        if tensor.datatype not in ITEM_BYTES:
+            raise InvalidModel(f"plan: {tensor.datatype[:40]!r} is no data type of a tensor")
     for index, entry in enumerate(plan.weights):
         _check_weight(index, entry, plan.weights_bytes)
     written = set(range(len(plan.spec.inputs)))

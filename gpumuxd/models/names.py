@@ -21,11 +21,16 @@ def check_model_name(name: str) -> None:
         raise InvalidRequest(
             f"model name of {len(name)} characters: expected at most {NAME_CHARS_MAX}"
         )
-    if not _NAME.fullmatch(name) or ".." in name:
+    if not is_model_name(name):
         raise InvalidRequest(
             f"model name {name!r}: expected letters, digits, '_', '-' and single '.', "
             "beginning with a letter, digit or '_'"
         )
+
+
+def is_model_name(name: str) -> bool:
+    """May this be a model's name? A repository can hold other directories, such as lost+found."""
+    return len(name) <= NAME_CHARS_MAX and bool(_NAME.fullmatch(name)) and ".." not in name
 
 
 def version_number(text: str) -> int:

@@ -14,6 +14,7 @@ import structlog
 
 from gpumuxd.errors import GpumuxdError
 from gpumuxd.models.listing import ModelListing, Scan
+from gpumuxd.models.names import is_model_name
 from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.loads import Loads
 from gpumuxd.units import NS_PER_S
@@ -72,7 +73,8 @@ class Polling:
 
     def _names(self, scan: Scan) -> Iterable[str]:
         """What to look at: all that is there or was, but what can't be told."""
-        return [name for name in {**self._seen, **scan.models} if name not in scan.unknown]
+        names = {**self._seen, **scan.models}
+        return [name for name in names if name not in scan.unknown and is_model_name(name)]
 
     def _is_news(self, name: str, now: ModelListing | None) -> bool:
         return self._done.get(name) != now

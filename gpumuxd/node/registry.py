@@ -18,7 +18,7 @@ from gpumuxd.errors import (
 )
 from gpumuxd.models.listing import BrokenEntry, ModelListing, Scan
 from gpumuxd.models.manifest import Manifest
-from gpumuxd.models.names import check_model_name, version_number
+from gpumuxd.models.names import check_model_name, is_model_name, version_number
 from gpumuxd.models.repository import Repository
 from gpumuxd.node.api import IndexEntry, ModelState, ModelView, Tenant
 from gpumuxd.node.catalogue import Catalogue
@@ -144,8 +144,8 @@ class Registry:
         return named[::-1]
 
     async def names(self) -> tuple[str, ...]:
-        """Every name in the repositories."""
-        return tuple(sorted((await self.catalogue.scan()).models))
+        """The name of every model in the repositories."""
+        return tuple(sorted(filter(is_model_name, (await self.catalogue.scan()).models)))
 
     async def _facts(self, tenant: Tenant) -> list[VersionFacts]:
         """Everything that the tenant may see, by name and version."""

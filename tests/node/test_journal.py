@@ -312,6 +312,7 @@ async def test_a_state_directory_that_can_not_be_written_costs_one_warning(
 async def test_a_star_is_every_model_that_is_there(world: World) -> None:
     world.add("n")
     world.add("bad", manifest="slo = 1")
+    (world.repository / "lost+found").mkdir()
     async with world.started(startup_models=("*",)) as node:
         assert node.is_model_ready(DEFAULT_TENANT, "m", "")
         assert node.is_model_ready(DEFAULT_TENANT, "n", "")

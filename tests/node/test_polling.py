@@ -51,6 +51,7 @@ async def test_all_that_is_there_is_loaded_and_the_node_is_ready_when_each_was_t
 ) -> None:
     world.add("n")
     world.add("bad", manifest="slo = 1")
+    (world.repository / "lost+found").mkdir()
     world.device.on_load = load_never
     async with world.started(repository_mode=POLL) as node:
         loads = await world.life.wait_for(frames.LoadModel, 2)
@@ -59,6 +60,8 @@ async def test_all_that_is_there_is_loaded_and_the_node_is_ready_when_each_was_t
             load_well(world.life, load)
         await world.wait_ready()
         assert (await world.states("m"), await world.states("n")) == ({"1": "READY"},) * 2
+        assert "expected letters" in (await world.states("lost+found"))[""]
+        assert list(poller(node)._done) == ["bad", "m", "n"]
 
 
 async def test_clients_may_not_load_or_unload(world: World) -> None:
@@ -147,6 +150,17 @@ async def test_what_failed_is_tried_again_when_it_changes_and_not_before(world: 
         assert sorted(key.split("#")[0] for key in world.loaded) == ["m/1", "m/1", "m/2"]
 
 
+async def test_what_is_wrong_is_logged_once_and_not_at_every_look(world: World) -> None:
+    world.add("manifest", manifest="slo = 1")
+    world.add("listed", manifest="versions = [1, 7]")
+    world.device.on_load = load_badly
+    with capture_logs() as lines:
+        async with polled(world) as node:
+            await look(node, 3)
+    told = sorted(line["model"] for line in lines if line["event"] == "model_not_followed")
+    assert told == ["listed", "m", "manifest"]
+
+
 async def test_a_failed_version_is_left_alone_when_another_one_comes(world: World) -> None:
     world.add(manifest='versions = "all"')
     world.device.on_load = load_badly
@@ -182,8 +196,14 @@ async def test_a_load_that_takes_long_holds_up_no_other_model(world: World) -> N
             await poller(node).poll()
         await world.life.wait_for(frames.LoadModel, 3)
         assert [key.split("/")[0] for key in world.loaded] == ["m", "slow", "quick"]
+        world.add("slow", data=b"changed")
+        for _ in range(3):
+            await poller(node).poll()
+        assert len(world.life.of(frames.LoadModel)) == 3  # one load of a model at a time
         load_well(world.life, slow)
         await poller(node).wait_settled()
+        await look(node, 2)
+        assert [key.split("/")[0] for key in world.loaded] == ["m", "slow", "quick", "slow"]
         assert await world.states("slow") == {"1": "READY"}
 
 

@@ -70,6 +70,9 @@ def _loaded_rows(name: str, loaded: Any) -> Iterator[tuple[str, str]]:
             yield what, f"{tensor['name']}  {tensor['datatype']}[{', '.join(tensor['shape'])}]"
     for dimension in loaded["dimensions"]:
         yield "size", _range(dimension, loaded["batch_max"])
+    if not loaded["dimensions"]:
+        is_ours = loaded["platform"] == "pytorch_pt2"
+        yield "size", f"all fixed{' (gpumuxd export lets the batch vary)' if is_ours else ''}"
     yield "parameters", _count(loaded["parameter_count"])
     weights, frame = _bytes(loaded["weights_bytes"]), _bytes(loaded["frame_bytes"])
     yield "memory", f"weights {weights}, one run {frame}"

@@ -88,6 +88,7 @@ version 3  READY
   device      cpu:1
   input       x  INT8[1, 4]
   output      y  INT8[1, 4]
+  size        all fixed
   parameters  12
   memory      weights 12 B, one run 0 B
   groups      1, the longest is number 0 (node 0): 790 us
@@ -160,6 +161,12 @@ def test_more_groups_beyond_the_bound_than_are_told_and_sizes_nobody_may_ask_for
     assert "at batch 32, height 256, width 256" in " ".join(page.split()), "the only one"
     page = printed(with_loaded(SEGMENTS, buckets=(large,)), 80)
     assert "node 99  16+" in page, "better than an empty table"
+
+
+def test_an_artifact_of_fixed_sizes_hints_at_the_export() -> None:
+    row = "\n  size        all fixed (gpumuxd export lets the batch vary)\n"
+    assert row in printed(with_loaded(FIXED, platform="pytorch_pt2"), 80)
+    assert "all fixed" not in printed(SEGMENTS, 80)
 
 
 def test_versions_with_different_manifests_have_each_their_own() -> None:

@@ -49,6 +49,16 @@ def test_the_worlds_differ_and_visit_their_extremes() -> None:
         "vanishing clients": any(
             client.vanish_ns is not None for device in devices for client in device.clients
         ),
+        "loads while others serve": any(
+            0 < model.load_ns < device.faults.end_ns
+            for device in devices
+            for model in device.models
+        ),
+        "weights brought in during a loss or a storm": any(
+            model.chunk_ns and (device.faults.lost_ns is not None or device.faults.storms_ns)
+            for device in devices
+            for model in device.models
+        ),
         "models without a profile": any(
             not model.profile.group_ns for device in devices for model in device.models
         ),

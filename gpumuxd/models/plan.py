@@ -72,12 +72,17 @@ class Node(Struct, frozen=True, array_like=True):
 
 
 class WeightEntry(Struct, frozen=True, array_like=True):
-    """A tensor in the weights' bytes. Strides count items, as torch does."""
+    """A tensor in the weights' bytes. Strides count items, as torch does.
+
+    `is_trained`: torch had it as a parameter that takes a gradient. matmul looks at that, also when
+    nothing records gradients, and sums in another order.
+    """
 
     offset: int
     datatype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    is_trained: bool = False
 
 
 class Plan(Struct, frozen=True):

@@ -137,6 +137,7 @@ class TensorMeta(Struct, frozen=True):
     storage_offset: SymInt
     layout: int
     device: Device
+    requires_grad: bool = False
 
 
 class Graph(Struct, frozen=True):

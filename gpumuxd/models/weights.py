@@ -54,6 +54,9 @@ OTHER_TYPES: dict[int, str] = {
 
 STRIDED_LAYOUT = 7
 
+_FLOATING = frozenset({"FP16", "BF16", "FP32", "FP64"})
+"""What can take a gradient."""
+
 
 @dataclass(frozen=True, slots=True)
 class Payload:
@@ -64,6 +67,7 @@ class Payload:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     storage_offset: int
+    is_trained: bool
 
 
 class WeightImage:
@@ -106,6 +110,7 @@ class WeightImage:
                 payload.datatype,
                 payload.shape,
                 payload.strides,
+                payload.is_trained,
             )
         )
         return len(self.entries) - 1
@@ -133,6 +138,7 @@ class WeightImage:
             tuple(_literal(size, name) for size in tensor.sizes),
             tuple(_literal(stride, name) for stride in tensor.strides),
             _literal(tensor.storage_offset, name),
+            tensor.requires_grad and datatype in _FLOATING,
         )
 
     def _place(self, member: str) -> int:

@@ -105,8 +105,9 @@ class ServedModel:
 
 
 def _map_weights(plan: Plan, buffer: memoryview) -> list[torch.Tensor]:
-    image = torch.frombuffer(buffer, dtype=torch.uint8)
-    return [_weight(image, entry) for entry in plan.weights]
+    with torch.inference_mode(False):  # tensors made inside it never take a gradient
+        image = torch.frombuffer(buffer, dtype=torch.uint8)
+        return [_weight(image, entry) for entry in plan.weights]
 
 
 def _weight(image: torch.Tensor, entry: WeightEntry) -> torch.Tensor:

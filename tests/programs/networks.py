@@ -1,5 +1,6 @@
 """Small modules that between them use every form a graph can take, and how to serve one."""
 
+import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,6 +220,7 @@ def open_artifact(path: Path) -> ServedModel:
     """What loader and device child do, without the processes."""
     with path.open("rb") as file:
         artifact = Artifact(file)
-        weights = bytearray()
-        artifact.write_weights(weights.extend)
-    return ServedModel.open(plans.encode(artifact.plan), memoryview(weights))
+        # Mapped, as the child has it: at a page's start, as kernels may sum otherwise elsewhere.
+        weights = mmap.mmap(-1, artifact.weights_bytes)
+        artifact.write_weights(weights.write)
+    return ServedModel.open(plans.encode(artifact.plan), weights)

@@ -1,6 +1,6 @@
 """Every architecture of the zoo is served as it was exported: bit for bit, wherever it is cut."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from gpumuxd.models.spec import ModelSpec
 from gpumuxd.programs.exporter import Traced, trace, write_traced
 from gpumuxd.programs.model import ServedModel
 from gpumuxd.programs.program import Program
@@ -64,13 +65,19 @@ def groupings(model: ServedModel) -> dict[str, Program]:
     }
 
 
-@torch.inference_mode()
 def check(made: Architecture, path: Path) -> None:
     assert torch.get_num_threads() == 1, "or kernels may sum in another order"
     traced = trace(made.make(Scale.SMALL))
     spec = write_traced(traced, path)
     model = open_artifact(path)
     programs = groupings(model)
+    with torch.inference_mode():
+        compare(made, traced, spec, programs)
+
+
+def compare(
+    made: Architecture, traced: Traced, spec: ModelSpec, programs: Mapping[str, Program]
+) -> None:
     for seed, sizes in enumerate(made.sizes):
         inputs = made.inputs(spec, sizes, seed)
         given = [item.clone() for item in inputs]

@@ -212,10 +212,10 @@ class DecoderStep(nn.Module):
         self.model = model
 
     def forward(self, token_ids: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        cache = hf.DynamicCache()
+        cache: Any = hf.DynamicCache()  # transformers has not annotated its layers
         for key, value in zip(past[::2], past[1::2], strict=True):
             # Not by `update`, which would join the first one with nothing.
-            layer = hf.cache_utils.DynamicLayer()
+            layer: Any = cache.layer_class_to_replicate()
             layer.keys, layer.values, layer.is_initialized = key, value, True
             cache.layers.append(layer)
         result = self.model(input_ids=token_ids, past_key_values=cache, use_cache=True)
@@ -238,11 +238,11 @@ def _llama_step(scale: Scale) -> ExportRequest:
         "tie_word_embeddings": True,
     }
     given = small if scale is Scale.SMALL else full
-    config = hf.LlamaConfig(
-        **given, tie_word_embeddings=True, attn_implementation="gpumuxd_grouped"
-    )
-    shape = (2, config.num_key_value_heads, 5, config.hidden_size // config.num_attention_heads)
-    names = [f"{part}_{i}" for i in range(config.num_hidden_layers) for part in ("key", "value")]
+    configure: Configure = hf.LlamaConfig
+    config = configure(**given, attn_implementation="gpumuxd_grouped")
+    width = given["hidden_size"] // given["num_attention_heads"]
+    shape = (2, given["num_key_value_heads"], 5, width)
+    names = [f"{part}_{i}" for i in range(given["num_hidden_layers"]) for part in ("key", "value")]
     inputs = {"token_ids": torch.randint(0, _VOCABULARY, (2, 1))}
     return ExportRequest(
         module=DecoderStep(hf.LlamaForCausalLM(config)),
@@ -277,8 +277,12 @@ class Recommender(nn.Module):
 
     def forward(self, dense: Tensor, categories: Tensor, weights: Tensor) -> Tensor:
         bottom = self.bottom(dense)
-        rows = [bottom, self.weighted(categories[:, 0], per_sample_weights=weights)]
-        rows += [bag(categories[:, i]) for i, bag in enumerate(self.bags)]
+        batch, _, count = categories.shape
+        # Offsets are made here: those that an EmbeddingBag makes of rows need two rows at least.
+        offsets = torch.arange(batch) * count
+        flat = [ids.flatten() for ids in categories.unbind(1)]
+        rows = [bottom, self.weighted(flat[0], offsets, weights.flatten())]
+        rows += [bag(flat[i], offsets) for i, bag in enumerate(self.bags)]
         stacked = torch.stack(rows, dim=1)
         products = (stacked @ stacked.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
         return torch.sigmoid(self.top(torch.cat([bottom, products], dim=1)))

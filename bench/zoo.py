@@ -171,6 +171,7 @@ def run_program(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
     return program.outputs(slots)
 
 
+@torch.inference_mode()
 def passes_of(program: Program, inputs: Sequence[Tensor]) -> list[Pass]:
     """As many as the daemon measures; the first is slow in every library below."""
     passes: list[Pass] = []
@@ -185,6 +186,7 @@ def passes_of(program: Program, inputs: Sequence[Tensor]) -> list[Pass]:
     return passes[1:]
 
 
+@torch.inference_mode()
 def overhead(bench: Bench, whole: Program, grouped: Program, inputs: Sequence[Tensor]) -> Any:
     """What running in groups adds, as a fraction of the whole, and how well that is known.
 
@@ -223,34 +225,37 @@ def is_same(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> bool:
 
 
 def is_equal(
-    program: torch.export.ExportedProgram,
+    path: Path,
     candidates: Sequence[Program],
     runs: Sequence[Sequence[Tensor]],
 ) -> bool:
-    """Do all candidates compute what torch does?"""
+    """Do all candidates compute what torch does?
+
+    Loaded outside of inference mode: inside, torch 2.13 makes a module that sums otherwise.
+    """
+    program = torch.export.load(path)
     module: Any = program.module()
     spec = program.call_spec.in_spec
     assert spec is not None, "torch.export always says how arguments were given"
-    for inputs in runs:
-        arguments, keywords = pytree.tree_unflatten([item.clone() for item in inputs], spec)
-        expected = pytree.tree_leaves(module(*arguments, **keywords))
-        if not all(is_same(expected, run_program(each, inputs)) for each in candidates):
-            return False
+    with torch.inference_mode():
+        for inputs in runs:
+            arguments, keywords = pytree.tree_unflatten([item.clone() for item in inputs], spec)
+            expected = pytree.tree_leaves(module(*arguments, **keywords))
+            if not all(is_same(expected, run_program(each, inputs)) for each in candidates):
+                return False
     return True
 
 
-@torch.inference_mode()
 def measure(bench: Bench, what: Architecture, path: Path) -> Row:
     model = open_model(path)
     (bucket,) = model.profile_buckets(1)
     inputs = model.example_inputs(bucket)
     whole = model.grouped_program([model.node_count])
     target_ns = DeviceSettings().group_target_ns
-    grouped = model.grouped_program(
-        cuts_from_passes(passes_of(model.node_program(), inputs), target_ns)
-    )
+    cuts = cuts_from_passes(passes_of(model.node_program(), inputs), target_ns)
+    grouped = model.grouped_program(cuts)
     runs = [what.inputs(model.spec, sizes, seed) for seed, sizes in enumerate(what.sizes)]
-    equal = is_equal(torch.export.load(path), [whole, grouped], [inputs, *runs])
+    equal = is_equal(path, [whole, grouped], [inputs, *runs])
     with bench.measuring():
         load_ms, read_ms, hashed_ms = read_times_ms(bench, path)
         passes = passes_of(grouped, inputs)

@@ -6,6 +6,7 @@ are for tests. It must not know how a model is exported, read or served.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -159,29 +160,30 @@ class PyramidPooling(nn.Module):
 class Detector(nn.Module):
     """A YOLO-like detector (v8's layers, v10's output): the best boxes, no suppression needed.
 
-    Sides of an image are multiples of 32. Anchors are made from the size of each map.
+    `levels` maps are looked at, the smallest of a side of 1 / 2 ** len(widths). Sides of an image
+    are multiples of that. Anchors are made from the size of each map.
     """
 
     BINS = 16
 
-    def __init__(self, widths: Sequence[int], repeats: int, classes: int, detections: int) -> None:
+    def __init__(
+        self, widths: Sequence[int], levels: int, repeats: int, classes: int, detections: int
+    ) -> None:
         super().__init__()
-        first, small, medium, large, last = widths
-        self.stem = ConvNorm(3, first, 3, 2)
+        self.stem = ConvNorm(3, widths[0], 3, 2)
         self.down = nn.ModuleList(
             nn.Sequential(ConvNorm(a, b, 3, 2), CrossStage(b, b, repeats, True))
-            for a, b in ((first, small), (small, medium), (medium, large), (large, last))
+            for a, b in pairwise(widths)
         )
-        self.pool = PyramidPooling(last)
-        self.up_large = CrossStage(last + large, large, repeats, False)
-        self.up_medium = CrossStage(large + medium, medium, repeats, False)
-        self.shrink_medium = ConvNorm(medium, medium, 3, 2)
-        self.down_large = CrossStage(medium + large, large, repeats, False)
-        self.shrink_large = ConvNorm(large, large, 3, 2)
-        self.down_last = CrossStage(large + last, last, repeats, False)
-        outputs = (medium, large, last)
-        self.boxes = nn.ModuleList(self._head(width, 4 * self.BINS) for width in outputs)
-        self.classes = nn.ModuleList(self._head(width, classes) for width in outputs)
+        self.pool = PyramidPooling(widths[-1])
+        seen = list(widths[-levels:])
+        pairs = list(pairwise(seen))
+        self.up = nn.ModuleList(CrossStage(a + b, a, repeats, False) for a, b in pairs)
+        self.shrink = nn.ModuleList(ConvNorm(a, a, 3, 2) for a, _ in pairs)
+        self.join = nn.ModuleList(CrossStage(a + b, b, repeats, False) for a, b in pairs)
+        self.boxes = nn.ModuleList(self._head(width, 4 * self.BINS) for width in seen)
+        self.classes = nn.ModuleList(self._head(width, classes) for width in seen)
+        self.strides = [2 ** (len(widths) - levels + 1 + i) for i in range(levels)]
         self.class_count, self.detections = classes, detections
         self.bins = nn.Buffer(torch.arange(self.BINS, dtype=torch.float32), persistent=False)
 
@@ -192,24 +194,22 @@ class Detector(nn.Module):
         )
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
-        x = self.stem(image)
-        maps = []
+        maps = [self.stem(image)]
         for stage in self.down:
-            x = stage(x)
-            maps.append(x)
-        _, medium, large, last = maps
-        last = self.pool(last)
-        large = self.up_large(torch.cat([functional.interpolate(last, scale_factor=2.0), large], 1))
-        up = functional.interpolate(large, scale_factor=2.0)
-        medium = self.up_medium(torch.cat([up, medium], 1))
-        large = self.down_large(torch.cat([self.shrink_medium(medium), large], 1))
-        last = self.down_last(torch.cat([self.shrink_large(large), last], 1))
-        return self._best((medium, large, last))
+            maps.append(stage(maps[-1]))
+        maps = maps[-len(self.strides) :]
+        maps[-1] = self.pool(maps[-1])
+        for i in reversed(range(len(self.up))):
+            larger = functional.interpolate(maps[i + 1], scale_factor=2.0)
+            maps[i] = self.up[i](torch.cat([larger, maps[i]], 1))
+        for i, (shrink, join) in enumerate(zip(self.shrink, self.join, strict=True)):
+            maps[i + 1] = join(torch.cat([shrink(maps[i]), maps[i + 1]], 1))
+        return self._best(maps)
 
     def _best(self, maps: Sequence[Tensor]) -> dict[str, Tensor]:
         boxes, scores = [], []
         for x, stride, box_head, class_head in zip(
-            maps, (8, 16, 32), self.boxes, self.classes, strict=True
+            maps, self.strides, self.boxes, self.classes, strict=True
         ):
             boxes.append(self._boxes(box_head(x), stride))
             scores.append(class_head(x).flatten(2).transpose(1, 2).sigmoid())

@@ -208,10 +208,11 @@ class PatchDenoiser(nn.Module):
 class FeaturePyramid(nn.Module):
     """Segmentation from maps of several scales, joined bilinearly (Kirillov 2019)."""
 
-    def __init__(self, width: int, classes: int) -> None:
+    def __init__(self, width: int, levels: int, classes: int) -> None:
         super().__init__()
-        self.down = nn.ModuleList(nn.Conv2d(c, width, 3, 2, 1) for c in (3, width, width, width))
-        self.side = nn.ModuleList(nn.Conv2d(width, width, 1) for _ in range(4))
+        inputs = [3, *[width] * (levels - 1)]
+        self.down = nn.ModuleList(nn.Conv2d(count, width, 3, 2, 1) for count in inputs)
+        self.side = nn.ModuleList(nn.Conv2d(width, width, 1) for _ in range(levels))
         self.norm = nn.LocalResponseNorm(3)
         self.head = nn.Conv2d(width, classes, 1)
 

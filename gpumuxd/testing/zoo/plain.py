@@ -70,11 +70,6 @@ def _efficientnet(scale: Scale) -> ExportRequest:
     return image_request(model, 224 if scale is Scale.FULL else 48, smallest=32)
 
 
-def _classifier_fp16(scale: Scale) -> ExportRequest:
-    request = _mobilenet_v3(scale)
-    return _converted(request, torch.float16)
-
-
 def _converted(request: ExportRequest, dtype: torch.dtype) -> ExportRequest:
     examples = request.example_inputs
     assert isinstance(examples, Mapping), "our own requests name their inputs"
@@ -87,9 +82,9 @@ def _converted(request: ExportRequest, dtype: torch.dtype) -> ExportRequest:
 
 def _yolo(scale: Scale) -> ExportRequest:
     if _is_small(scale):
-        model = Detector((4, 8, 8, 8, 8), 1, 3, 5)
+        model = Detector((4, 8, 8), 2, 1, 3, 5)
     else:  # about v8n
-        model = Detector((16, 32, 64, 128, 256), 1, 80, 300)
+        model = Detector((16, 32, 64, 128, 256), 3, 1, 80, 300)
     return image_request(
         model, 320 if scale is Scale.FULL else 64, multiple=32, smallest=64, batch_max=8
     )
@@ -104,14 +99,14 @@ def _unet(scale: Scale) -> ExportRequest:
 
 def _autoencoder(scale: Scale) -> ExportRequest:
     if _is_small(scale):
-        return image_request(Autoencoder((8, 8, 16), 4, 4), 16, multiple=4, smallest=8, batch_max=8)
+        return image_request(Autoencoder((8, 16), 4, 4), 16, multiple=2, smallest=8, batch_max=8)
     model = Autoencoder((128, 256, 512, 512), 4, 32)
     return image_request(model, 64, multiple=8, smallest=16, batch_max=8)
 
 
 def _diffusion(scale: Scale) -> ExportRequest:
     is_small = _is_small(scale)
-    widths, groups, heads = ((8, 8, 16), 4, 2) if is_small else ((320, 640, 1280), 32, 8)
+    widths, groups, heads = ((8, 16), 4, 2) if is_small else ((320, 640, 1280), 32, 8)
     size = 8 if is_small else 16
     return ExportRequest(
         DiffusionUNet(widths, groups, heads),
@@ -132,6 +127,10 @@ def _mixer(scale: Scale) -> ExportRequest:
     if _is_small(scale):
         return image_request(Mixer(32, 8, 16, 2, 5), 32)
     return image_request(Mixer(224, 16, 512, 8, 1000), 224)  # S/16
+
+
+def _mixer_fp16(scale: Scale) -> ExportRequest:
+    return _converted(_mixer(scale), torch.float16)
 
 
 def _pointnet(scale: Scale) -> ExportRequest:
@@ -210,7 +209,7 @@ def _patches(scale: Scale) -> ExportRequest:
 
 
 def _feature_pyramid(scale: Scale) -> ExportRequest:
-    model = FeaturePyramid(8, 4) if _is_small(scale) else FeaturePyramid(128, 21)
+    model = FeaturePyramid(8, 2, 4) if _is_small(scale) else FeaturePyramid(128, 4, 21)
     return image_request(model, 40 if scale is Scale.SMALL else 128, smallest=32, batch_max=8)
 
 
@@ -251,9 +250,9 @@ _LATENT = _image_sizes(8, (2, 12, 8), (3, 16, 20))
 
 ARCHITECTURES: Sequence[Architecture] = (
     _plain("mobilenet-v3", "vision", _mobilenet_v3, _ODD),
-    _plain("mobilenet-v3-fp16", "vision", _classifier_fp16, _ODD),
     _plain("efficientnet", "vision", _efficientnet, _ODD),
     _plain("mixer", "vision", _mixer, _sizes("", (1,), (2,), (5,))),
+    _plain("mixer-fp16", "vision", _mixer_fp16, _sizes("", (1,), (2,), (5,))),
     _plain("yolo", "detection", _yolo, _BY_32),
     _plain("spatial-transformer", "vision", _spatial_transformer, _sizes("", (1,), (2,), (5,))),
     _plain("unet", "segmentation", _unet, _BY_16),

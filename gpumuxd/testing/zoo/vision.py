@@ -190,8 +190,7 @@ def _detr(scale: Scale) -> ExportRequest:
     backbone: dict[str, Any] = {"out_features": ["stage4"]}  # ResNet-50
     if scale is Scale.SMALL:
         backbone = {
-            "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1],
-            "out_features": ["stage2"],
+            "embedding_size": 8, "hidden_sizes": [16], "depths": [1], "out_features": ["stage1"],
         }  # fmt: skip
         options |= {
             "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 7,

@@ -211,6 +211,9 @@ class CpuExecutor:
     def _play_device(self) -> None:
         """The device thread: one slice after the other until `close`."""
         torch.set_num_threads(self._threads)
+        # Brings up the pool of threads now: OpenMP ends the process when it can't have one later,
+        # at the limit of memory.
+        torch.zeros(self._threads << 16).add_(1)
         with torch.inference_mode():
             while (enqueued := self._lane_queue.get()) is not None:
                 self._done.append(_run(*enqueued))

@@ -12,6 +12,7 @@ import argparse
 import os
 import random
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,10 +26,12 @@ from gpumuxd.models.spec import ModelSpec
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.units import MIB
 from gpumuxd.wire.channel import ChannelClosed
-from gpumuxd.wire.frames import ModelFailed, ModelLoaded, ModelReleased, Ping, Pong, ReadDone
+from gpumuxd.wire.frames import ModelFailed, ModelLoaded, ModelReleased, Ping, Pong, ReadDone, Stop
+from tests.device import support
 from tests.device.support import SETTINGS, DeviceChild, LoadedArtifact
 from tests.fuzz.mutate import mutate_archive
 from tests.fuzz.programs import draw_archive, inputs
+from tests.loader import test_loader
 from tests.loader.test_loader import Process
 from tests.models import archives
 
@@ -39,6 +42,11 @@ MEMORY_SLACK_BYTES = 64 * MIB
 WARM_ROUNDS = 100
 COLLECT_TURNS = 20_001
 """The child collects garbage after as many turns of its loop."""
+
+LOG_BYTES_MAX = 4096
+
+ANSWER_S_MAX = 300.0
+"""Of a loader or the child, on a machine that others use too: a kernel is not stopped."""
 
 HEALTHY = "healthy/1"
 
@@ -64,6 +72,7 @@ class EndToEnd:
         self.draw = random.Random(seed)
         self.counts = Counts()
         self.rounds = 0
+        self.log = b""
         self._data = b""
         self._settings = settings
         self._path = FINDINGS / f"end-to-end-{os.getpid()}.pt2"
@@ -72,6 +81,8 @@ class EndToEnd:
     def run(self, seconds: float) -> None:
         began = spoken = time.monotonic()
         with DeviceChild(self._settings) as child:
+            drain = threading.Thread(target=self._drain, args=(child,), daemon=True)
+            drain.start()
             child.wait_started()
             healthy = self._read(archives.archive(archives.members()).getvalue())
             assert healthy is not None
@@ -85,10 +96,19 @@ class EndToEnd:
                     self._speak(child, spoken - began)
             self._speak(child, time.monotonic() - began)
             self._check_memory(self._collected_bytes(child))
-            status, _ = child.stop()
+            child.send(Stop())
+            status = child.process.wait(ANSWER_S_MAX)
+            drain.join()
             if status != 0:
                 raise Finding(f"the child ended with status {status} when it was told to stop")
         self._path.unlink(missing_ok=True)
+
+    def _drain(self, child: DeviceChild) -> None:
+        """Read what the child logs, or it would stand still in the end; keep the last of it."""
+        assert child.process.stderr is not None
+        number = child.process.stderr.fileno()
+        while data := os.read(number, 1 << 16):
+            self.log = (self.log + data)[-LOG_BYTES_MAX:]
 
     def _round(self, child: DeviceChild) -> None:
         self.rounds += 1
@@ -199,11 +219,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     FINDINGS.mkdir(parents=True, exist_ok=True)
+    support.WAIT_S = ANSWER_S_MAX
+    test_loader.TIMEOUT_S = int(ANSWER_S_MAX)
     print(f"SEED={options.seed}", flush=True)
     fuzz = EndToEnd(options.seed, settings())
     try:
         fuzz.run(options.seconds)
     except Finding as finding:
+        print(fuzz.log.decode("utf-8", "replace"))
         print(f"FINDING in round {fuzz.rounds}: {finding}; the archive: {fuzz.save()}")
         return 1
     print("nothing found")

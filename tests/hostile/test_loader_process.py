@@ -81,10 +81,9 @@ async def test_it_is_an_error_of_this_load_alone(
         await loading.read(artifact)
     with pytest.raises(ProcessLookupError):
         os.kill(spawn.pids[0], 0)
-    if "pause" in what:
-        return  # its limit is too short for the next one to be sure of
-    async with asyncio.timeout(TIMEOUT_S):
-        (await loading.read(artifact)).close()
+    if "SIGSEGV" in what:  # one is enough: an ordinary loader yields to all else on the machine
+        async with asyncio.timeout(TIMEOUT_S):
+            (await loading.read(artifact)).close()
 
 
 LARGE = [

@@ -137,6 +137,19 @@ async def test_a_crash_while_it_is_written_leaves_the_old_one(
     assert await reopened(path) == ("m", "n", "o", "p")
 
 
+async def test_it_is_never_written_in_place(path: Path) -> None:
+    journal = Journal(path)
+    await journal.add("m")
+    before = read(path)
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        await journal.add("n")
+        assert os.read(opened, 1000) == before
+        assert kept(path) == ["m", "n"]
+    finally:
+        os.close(opened)
+
+
 async def test_a_disk_that_hangs_keeps_nobody_who_loads(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,25 @@ TYPED_FIELDS: dict[int, tuple[str, str]] = {
 """Where a tensor's items are when they are not raw bytes, and their type code in `array`."""
 
 
+_STRING, _MESSAGE = 9, 11  # protobuf's FieldDescriptor.TYPE_*
+
+
+def check_text(message: Any) -> None:
+    """Refuse a message in which a text is no UTF-8: protobuf gives bytes for it, which compare with
+    no name. Weights are not looked into. Raises InvalidModel."""
+    for field, value in message.ListFields():
+        if field.type == _STRING:
+            texts = [value] if isinstance(value, str | bytes) else value
+            if not all(isinstance(text, str) for text in texts):
+                raise InvalidModel(f"a text in {field.name} is no UTF-8")
+        elif field.type == _MESSAGE:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                if part.DESCRIPTOR.name != "TensorProto":
+                    check_text(part)
+                elif not isinstance(part.name, str):
+                    raise InvalidModel("the name of a tensor is no UTF-8")
+
+
 @cache
 def onnx_package() -> Any:
     """The package, with the parts that are used here. Raises InvalidModel where it is missing."""

@@ -18,7 +18,7 @@ from gpumuxd.models.onnx_graph import OnnxGraph
 from gpumuxd.models.onnx_limits import DEFAULT_ONNX_LIMITS, OnnxLimits
 from gpumuxd.models.onnx_notes import NOTES_KEY, Notes, decode_notes
 from gpumuxd.models.onnx_plan import OnnxPlan, OnnxValue
-from gpumuxd.models.onnx_proto import DATATYPES, onnx_package
+from gpumuxd.models.onnx_proto import DATATYPES, check_text, onnx_package
 from gpumuxd.models.onnx_signature import GraphTensor, graph_tensor, signature_of
 from gpumuxd.models.onnx_tensors import OnnxWeightImage, Sink
 
@@ -77,6 +77,7 @@ def decode_model(package: Any, file: BinaryIO, limits: OnnxLimits) -> Any:
             f"not an ONNX model: {len(data)} bytes that begin with {data[:5]!r} hold no nodes"
         )
     model.DiscardUnknownFields()
+    check_text(model)
     return model
 
 
@@ -184,7 +185,7 @@ def _infer(
     bare.graph.name = "graph"
     bare.graph.node.extend(graph.kept)
     bare.graph.input.extend(declared)
-    bare.graph.output.extend(model.graph.output)
+    bare.graph.output.extend(package.ValueInfoProto(name=o.name) for o in model.graph.output)
     for weight in weights.weights:
         bare.graph.initializer.add().ParseFromString(weight.tensor)
     try:
@@ -195,7 +196,16 @@ def _infer(
         raise InvalidModel(f"types that do not fit: {str(error)[:300]}") from error
     infos = {info.name: info for info in inferred.graph.value_info}
     infos.update((info.name, info) for info in declared)
-    infos.update((info.name, info) for info in inferred.graph.output)
+    made = {info.name: info for info in inferred.graph.output}
+    for info in model.graph.output:
+        found, said = _element_type(made[info.name]), _element_type(info)
+        if found != said:
+            raise InvalidModel(
+                f"output {info.name[:80]!r}: its nodes make ONNX type {found}, "
+                f"it is declared as {said}"
+            )
+        has_shape = info.type.tensor_type.HasField("shape")
+        infos[info.name] = info if has_shape else made[info.name]
     return infos
 
 

@@ -29,6 +29,10 @@ def __getattr__(name: str) -> Any:
 
 def main(argv: Sequence[str]) -> int:
     """The command. Phases and refusals go to stderr, the signature to stdout."""
+    if any(argument.split("=")[0] == "--onnx" for argument in argv):
+        from gpumuxd.programs import export_onnx
+
+        return export_onnx.main(argv)
     parser = _parser()
     options = parser.parse_args(list(argv))
     if (options.factory is None) is (options.torchscript is None):
@@ -59,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpumuxd export",
         description="Export a torch module to an artifact that gpumuxd serves.",
         epilog="The factory takes no arguments and returns a gpumuxd.programs.export.ExportRequest "
-        "or a tuple (module, example_inputs). docs/export.md says what can be exported.",
+        "or a tuple (module, example_inputs). docs/export.md says what can be exported. "
+        "With --onnx FILE it takes an ONNX model: `gpumuxd export --onnx= --help`.",
     )
     parser.add_argument("factory", nargs="?", help="package.module:function")
     parser.add_argument(

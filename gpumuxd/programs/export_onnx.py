@@ -8,6 +8,7 @@ daemon.
 """
 
 import argparse
+import hashlib
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumuxd.errors import GpumuxdError, InvalidModel
+from gpumuxd.models.checksum import SUFFIX
 from gpumuxd.models.names import check_model_name
 from gpumuxd.models.onnx_limits import DEFAULT_ONNX_LIMITS
 from gpumuxd.models.onnx_notes import NOTES_KEY, NOTES_VERSION, Notes, encode_notes
@@ -98,12 +100,18 @@ def _write(data: bytes, path: Path) -> ModelSpec:
     """Only a whole artifact that can be served takes the name, and the place of an older one."""
     spec = OnnxArtifact(io.BytesIO(data)).plan.spec
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")
+    checksum = path.with_name(path.name + SUFFIX)
+    unfinished, new_checksum = (each.with_name(f".{each.name}") for each in (path, checksum))
     try:
         unfinished.write_bytes(data)
+        new_checksum.write_text(f"{hashlib.sha256(data).hexdigest()}  {path.name}\n", "utf-8")
+        # A daemon that looks in between finds no checksum, and never one that does not match.
+        checksum.unlink(missing_ok=True)
         unfinished.replace(path)
+        new_checksum.replace(checksum)
     finally:
         unfinished.unlink(missing_ok=True)
+        new_checksum.unlink(missing_ok=True)
     return spec
 
 
@@ -309,18 +317,23 @@ def _parser() -> argparse.ArgumentParser:
             "name a dynamic dimension of an input, or fix it to a number",
         ),
         ("--range", "NAME=MIN..MAX[:MULTIPLE]", "the sizes that a dynamic dimension may take"),
-        ("--size", "NAME=N", "a size at which the model runs, to begin with"),
+        ("--try", "NAME=N", "a size at which the model runs, to begin with"),
         ("--fill", "INPUT=VALUE", "a value that an input has to hold, such as a sampling rate"),
     ):
-        parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+        parser.add_argument(
+            name, action="append", default=[], metavar=metavar, help=text, dest=_DESTINATION[name]
+        )
     return parser
+
+
+_DESTINATION = {"--dim": "dim", "--range": "range", "--try": "tried", "--fill": "fill"}
 
 
 def _request(options: argparse.Namespace) -> OnnxExport:
     return OnnxExport(
         dimensions=dict(map(_dimension, options.dim)),
         ranges=dict(map(_range, options.range)),
-        sizes={name: _integer(value) for name, value in map(_pair, options.size)},
+        sizes={name: _integer(value) for name, value in map(_pair, options.tried)},
         fills={name: _number(value) for name, value in map(_pair, options.fill)},
     )
 

@@ -125,7 +125,7 @@ def find_base(
     names = ", ".join(symbol.name for symbol in symbols if symbol.name != batch)
     raise InvalidModel(
         f"the model ran at none of {len(probe.seen)} sizes of {names or batch}; name one with "
-        f"--size NAME=N, or values it needs with --fill INPUT=VALUE. Its last error: {probe.reason}"
+        f"--try NAME=N, or values it needs with --fill INPUT=VALUE. Its last error: {probe.reason}"
     )
 
 

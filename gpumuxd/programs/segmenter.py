@@ -45,9 +45,8 @@ def cut_where_narrow(node_ns: Sequence[int], target_ns: int, widths: Sequence[in
         while end < len(node_ns) and group_ns + node_ns[end] <= target_ns:
             group_ns += node_ns[end]
             end += 1
-            if 2 * group_ns < target_ns:
-                choices.clear()
-            choices.append(end)
+            # Until half of the target is there, only the longest group so far is worth a cut.
+            choices = [*choices, end] if 2 * (group_ns - node_ns[end - 1]) >= target_ns else [end]
         if end < len(node_ns):
             end = min(choices, key=lambda choice: (widths[choice - 1], -choice))
         cuts.append(end)

@@ -1,0 +1,1 @@
+"""ONNX models: read, refused, exported, cut, run and served."""

@@ -92,23 +92,17 @@ class ArtifactFile:
         return FileStamp.of(self._before)
 
     async def check_untouched(self) -> None:
-        """Raise ModelNotReady unless the file is still there as it was opened."""
-        # A copy for the thread: should the disk hang, ours is closed meanwhile.
-        opened = os.dup(self.fd)
-
-        def look() -> tuple[os.stat_result, os.stat_result]:
-            try:
-                return os.fstat(opened), os.lstat(self._path)
-            finally:
-                os.close(opened)
-
+        """Raise ModelNotReady unless the file is still there as it was opened. What has its number
+        is this file, since ours is open: the descriptor need not be asked as well."""
         try:
-            found = await self._files.ask(self._repository, look, lambda found: None)
+            now = await self._files.ask(
+                self._repository, lambda: os.lstat(self._path), lambda status: None
+            )
         except FileNotFoundError:
             raise ModelNotReady("its artifact went away while it was being read") from None
         except OSError as error:
             raise ModelNotReady(f"its artifact can't be read: {error.strerror}") from error
-        if not all(is_untouched(self._before, after) for after in found):
+        if not is_untouched(self._before, now):
             raise ModelNotReady("its artifact changed while it was being read; retry")
 
 

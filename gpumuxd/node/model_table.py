@@ -93,7 +93,6 @@ class VersionEntry:
         assert (state is ModelState.READY) <= (self.replica is not None)
         self.state = state
         self.reason = reason or _REASONS[state]
-        self.note = ""
 
     def fail(self, found: ModelVersion | None, reason: str) -> None:
         """It could not be loaded: what served before goes on, and the reason is there to see."""

@@ -151,6 +151,26 @@ async def test_a_version_that_fails_leaves_the_others_and_its_own_older_copy(
         assert [await served(world, v) for v in ("", "1", "2")] == ["4", "1", "2"]
 
 
+async def test_what_is_wrong_with_its_newer_bits_is_still_so_after_its_device_was_lost(
+    world: World,
+) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        world.add(data=b"new")
+        world.device.on_load = load_badly
+        with pytest.raises(InvalidModel):
+            await node.load(DEFAULT_TENANT, "m")
+        world.device.on_load = load_well
+        world.life.end("signal SIGSEGV")
+        await world.device.wait_lives(2)
+        await world.wait_ready()
+        note = {"1": "it serves as it was loaded before: it does not compile"}
+        assert await world.states() == note
+        await node.load(DEFAULT_TENANT, "m")
+        assert await world.states() == {"1": "READY"}
+        await node.unload(DEFAULT_TENANT, "m")
+        assert await world.states() == {"1": "unloaded"}
+
+
 async def test_a_newer_version_that_fails_replaces_nothing(world: World) -> None:
     async with world.started(startup_models=("m",)) as node:
         world.add(version=2)

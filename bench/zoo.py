@@ -60,6 +60,9 @@ ROUND_NS_MIN = 2 * NS_PER_MS
 
 ROUNDS_MIN, ROUNDS_MAX = 15, 400
 
+TABLE_COLUMNS = 120
+"""Also where the output is no terminal: thirteen columns in eighty are unreadable."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -100,7 +103,7 @@ def export(name: str, scale: Scale, path: Path) -> None:
     write_artifact(architecture(name).make(scale), path)
 
 
-def made(bench: Bench, names: Sequence[str]) -> Iterator[tuple[str, Path]]:
+def made(bench: Bench, names: Sequence[str], refused: list[str]) -> Iterator[tuple[str, Path]]:
     """Artifacts, a few at a time; each is gone when the next few are made."""
     scale = Scale.SMALL if bench.is_quick else Scale.FULL
     with ProcessPoolExecutor(
@@ -109,9 +112,12 @@ def made(bench: Bench, names: Sequence[str]) -> Iterator[tuple[str, Path]]:
         for start in range(0, len(names), EXPORTERS):
             with tempfile.TemporaryDirectory() as folder:
                 paths = {name: Path(folder) / f"{name}.pt2" for name in names[start:][:EXPORTERS]}
-                for future in [pool.submit(export, name, scale, at) for name, at in paths.items()]:
-                    future.result()
-                yield from paths.items()
+                exports = {n: pool.submit(export, n, scale, at) for n, at in paths.items()}
+                for name, future in exports.items():
+                    if (error := future.exception()) is not None:
+                        bench.console.print(f"{name}: {error}", style="bold red")
+                        refused.append(name)
+                yield from ((n, at) for n, at in paths.items() if n not in refused)
 
 
 # Reading
@@ -296,16 +302,17 @@ def print_rows(bench: Bench, rows: Sequence[Row]) -> None:
             f"{row.overhead_percent:+.1f} ±{row.noise_percent:.1f} %",
             "yes" if row.is_equal else "NO",
         )  # fmt: skip
-    bench.console.print(table)
+    bench.console.print(table, width=TABLE_COLUMNS, crop=False)
 
 
-def report(bench: Bench, rows: Sequence[Row]) -> None:
+def report(bench: Bench, rows: Sequence[Row], refused: Sequence[str]) -> None:
     print_rows(bench, rows)
     bench.rows += [{**asdict(row), "ratio": row.ratio} for row in rows]
     ratios = [row.ratio for row in rows]
     hashed = [row.hashed_ratio for row in rows]
     costs = [row.overhead_percent for row in rows]
     bench.figure("architectures", len(rows), "models")
+    bench.figure("not exported", len(refused), "models", at_most(0))
     bench.figure("not bit-equal", sum(not row.is_equal for row in rows), "models", at_most(0))
     median = percentile(ratios, 50)
     bench.figure("load / read, median", median, "x", at_least(RATIO_MEDIAN_MIN))
@@ -337,11 +344,12 @@ def body(bench: Bench) -> None:
     names = list(QUICK) if bench.is_quick else [each.name for each in ARCHITECTURES]
     if bench.options.only is not None:
         names = bench.options.only.split(",")
-    rows = []
-    for name, path in made(bench, [architecture(name).name for name in names]):
+    rows: list[Row] = []
+    refused: list[str] = []
+    for name, path in made(bench, [architecture(name).name for name in names], refused):
         rows.append(measure(bench, architecture(name), path))
         bench.console.print(f"{len(rows)} of {len(names)}: {name}", style="dim")
-    report(bench, rows)
+    report(bench, rows, refused)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def _mobilenet_v3(scale: Scale) -> ExportRequest:
         model = MobileClassifier(stages, 8, 16, 16, 5, nn.Hardsigmoid, _HS)
     else:
         model = MobileClassifier(_MOBILENET_V3, 16, 960, 1280, 1000, nn.Hardsigmoid, _HS)
-    return image_request(model, 224 if scale is Scale.FULL else 48, smallest=32)
+    return image_request(model, 224 if scale is Scale.FULL else 48, smallest=33)
 
 
 def _efficientnet(scale: Scale) -> ExportRequest:
@@ -67,7 +67,7 @@ def _efficientnet(scale: Scale) -> ExportRequest:
         model = MobileClassifier(stages, 8, 16, None, 5, nn.Sigmoid, nn.SiLU)
     else:
         model = MobileClassifier(_EFFICIENTNET_B0, 32, 1280, None, 1000, nn.Sigmoid, nn.SiLU)
-    return image_request(model, 224 if scale is Scale.FULL else 48, smallest=32)
+    return image_request(model, 224 if scale is Scale.FULL else 48, smallest=33)
 
 
 def _converted(request: ExportRequest, dtype: torch.dtype) -> ExportRequest:
@@ -243,7 +243,7 @@ def _plain(
     return Architecture(name, family, make, sizes)
 
 
-_ODD = _image_sizes(32, (2, 45, 64), (3, 64, 37))
+_ODD = _image_sizes(33, (2, 45, 64), (3, 64, 37))
 _BY_32 = _image_sizes(64, (2, 96, 64), (3, 64, 128))
 _BY_16 = _image_sizes(32, (2, 48, 32), (3, 32, 80))
 _LATENT = _image_sizes(8, (2, 12, 8), (3, 16, 20))

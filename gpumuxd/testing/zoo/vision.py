@@ -15,6 +15,10 @@ from gpumuxd.testing.zoo.catalogue import Architecture, Scale
 
 SEED = 20
 
+SMALLEST = 64
+"""The smallest side where images are halved five times: torch.export takes a map of one pixel for
+another kind of model."""
+
 
 class Named(nn.Module):
     """A model of transformers that takes an image and gives some of its outputs by name."""
@@ -82,7 +86,7 @@ def _resnet(scale: Scale) -> ExportRequest:
             embedding_size=8, hidden_sizes=[16, 32], depths=[1, 2], **_labels(scale)
         )
     model = Named(ResNetForImageClassification(config), {"logits": "logits"})
-    return image_request(model, 64 if scale is Scale.SMALL else 224, smallest=32)
+    return image_request(model, 64 if scale is Scale.SMALL else 224, smallest=SMALLEST)
 
 
 def _convnext(scale: Scale) -> ExportRequest:
@@ -93,7 +97,7 @@ def _convnext(scale: Scale) -> ExportRequest:
     if scale is Scale.SMALL:
         config = ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 2], num_stages=2, **_labels(scale))
     model = Named(ConvNextForImageClassification(config), {"logits": "logits"})
-    return image_request(model, 64 if scale is Scale.SMALL else 224, smallest=32)
+    return image_request(model, 64 if scale is Scale.SMALL else 224, smallest=SMALLEST)
 
 
 def _vit(scale: Scale) -> ExportRequest:
@@ -218,8 +222,8 @@ def _vision(
 
 
 ARCHITECTURES: Sequence[Architecture] = (
-    _vision("resnet", _resnet, _varied(32, (2, 75, 64), (3, 64, 101))),
-    _vision("convnext", _convnext, _varied(32, (2, 75, 64), (3, 64, 101))),
+    _vision("resnet", _resnet, _varied(64, (2, 75, 64), (3, 64, 101))),
+    _vision("convnext", _convnext, _varied(64, (2, 75, 64), (3, 64, 101))),
     _vision("vit", _vit, FIXED),
     _vision("dinov2", _dinov2, _varied(28, (2, 56, 70), (3, 84, 42))),
     _vision("swin", _swin, FIXED),

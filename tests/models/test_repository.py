@@ -304,6 +304,9 @@ def test_a_silent_repository_keeps_its_names_from_later_ones(tmp_path: Path) -> 
     assert [version.name for version in scan.versions] == ["n"]
     assert scan.unknown == {"m": "it hangs", "gone": "it hangs"}
     assert [entry.name for entry in scan.shadowed] == ["m"]
+    scan = merge([Repository(tmp_path).scan(), Silence("it hangs", frozenset({"m", "gone"}))])
+    assert [version.name for version in scan.versions] == ["m", "n"]
+    assert scan.unknown == {"gone": "it hangs"}
 
 
 def test_two_looks_are_equal_until_something_changes(tmp_path: Path) -> None:

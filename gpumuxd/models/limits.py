@@ -7,6 +7,7 @@ graph, 439 MB of weights), so an honest edge model never meets them.
 
 from dataclasses import dataclass
 
+from gpumuxd.models.spec import CONDITION_TOKENS_MAX
 from gpumuxd.units import GIB, MIB
 
 
@@ -46,6 +47,9 @@ class ReadLimits:
 
     expression_chars_max: int = 4096
     expression_tokens_max: int = 256
+    condition_tokens_max: int = CONDITION_TOKENS_MAX
+    """Terms of all conditions on sizes: they are evaluated for requests."""
+
     symbols_max: int = 16
 
     dynamic_size_max: int = 1 << 20

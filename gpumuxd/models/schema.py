@@ -2,7 +2,7 @@
 
 A mirror of torch's `_export/serde/schema.py` with the parts that an inference needs, and no torch.
 msgspec checks types while it decodes, so everything past this module has the declared type. What
-is missing here on purpose is never read: sample inputs (a pickle), guards and stack traces.
+is missing here on purpose is never read: sample inputs (a pickle) and stack traces.
 
 Invariant: decoding runs no code and evaluates no expression; a union (one JSON object with one key)
 has exactly one member set, or `variant` refuses it.
@@ -222,11 +222,34 @@ class Signature(Struct, frozen=True):
     output_specs: list[OutputSpec]
 
 
+class ModuleCallSignature(Struct, frozen=True):
+    """How a module is called: the nesting of arguments and result, as JSON in a string."""
+
+    in_spec: str
+    out_spec: str
+    forward_arg_names: list[str] | None = None
+
+
+class ModuleCall(Struct, frozen=True):
+    """A module inside the model; that of the empty name is the model itself."""
+
+    fqn: str
+    signature: ModuleCallSignature | None = None
+
+
+class NamedTuple(Struct, frozen=True):
+    """The fields of a type of the owner's."""
+
+    field_names: list[str]
+
+
 class GraphModule(Struct, frozen=True):
     """Graph and signature."""
 
     graph: Graph
     signature: Signature
+    module_call_graph: list[ModuleCall] = []
+    treespec_namedtuple_fields: dict[str, NamedTuple] = {}
 
 
 class RangeConstraint(Struct, frozen=True):
@@ -250,6 +273,7 @@ class ExportedProgram(Struct, frozen=True):
     range_constraints: dict[str, RangeConstraint]
     schema_version: SchemaVersion
     torch_version: str = "unknown"
+    guards_code: list[str] = []
 
 
 class VersionOnly(Struct, frozen=True):

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 from gpumuxd.errors import InvalidModel
 from gpumuxd.models import schema
+from gpumuxd.models.call_tree import default_names, input_paths
 from gpumuxd.models.expressions import parse
+from gpumuxd.models.guards import with_guards
 from gpumuxd.models.limits import ReadLimits
 from gpumuxd.models.spec import OPERATORS, ModelSpec, Size, Symbol, TensorSpec
 from gpumuxd.models.weights import DATATYPES, OTHER_TYPES, STRIDED_LAYOUT
@@ -54,14 +56,15 @@ def read_signature(
     names: schema.Names | None,
     limits: ReadLimits,
 ) -> Signature:
-    """`inputs` and `outputs` are the graph's names of the user's tensors, in order."""
+    """`inputs` and `outputs` are the graph's names of the user's tensors, in order. `names` are
+    those of our own file."""
     for what, tensors in (("inputs", inputs), ("outputs", outputs)):
         if not 1 <= len(tensors) <= limits.tensors_max:
             raise InvalidModel(
                 f"model with {len(tensors)} {what}: expected 1 to {limits.tensors_max}"
             )
     if names is None:
-        names = schema.Names(list(inputs), [f"output_{i}" for i in range(len(outputs))])
+        names = default_names(program, inputs, len(outputs))
     _check_names(names.inputs, len(inputs), "input")
     _check_names(names.outputs, len(outputs), "output")
     metas = program.graph_module.graph.tensor_values
@@ -96,6 +99,8 @@ def read_signature(
         ),
         batch_symbol=batch,
     )
+    guards = program.guards_code
+    spec = with_guards(spec, guards, inputs, input_paths(program) if guards else None, limits)
     hints = (reader.hints.get(name, 1) * multiple for name, multiple in multiples.items())
     return Signature(spec, tuple(hints))
 

@@ -21,6 +21,13 @@ from gpumuxd.models.arithmetic import ARITY, Number, apply
 Size = int | tuple[int | float | str, ...]
 Bindings = Mapping[str, int]
 
+Condition = tuple[int | float | str, ...]
+"""An expression that must not be 0: `("batch", 5, "!=")`."""
+
+CONDITION_TOKENS_MAX = 8192
+"""Terms of all conditions of a model. Each takes about half a microsecond of the parent's time,
+with every new form of request."""
+
 OPERATORS = frozenset(ARITY)
 
 ITEM_BYTES: dict[str, int] = {
@@ -64,12 +71,14 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """The signature of one model. `symbols` are in the order of a `Bucket`."""
+    """The signature of one model. `symbols` are in the order of a `Bucket`. Sizes within their
+    ranges must also fulfil the `conditions`."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     symbols: tuple[Symbol, ...] = ()
     batch_symbol: str | None = None
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def batch_max(self) -> int:
@@ -104,7 +113,30 @@ class ModelSpec(msgspec.Struct, frozen=True):
                     f"input {tensor.name!r}: expected shape {list(expected)} "
                     f"(declared {format_shape(tensor.shape)}), got {list(shapes[tensor.name])}"
                 )
+        unmet = self.unmet(bindings)
+        if unmet is not None:
+            sizes = ", ".join(f"{name} of {bindings[name]}" for name in symbols_of(unmet))
+            raise InvalidRequest(
+                f"input {self._named_by(unmet)!r}: the model takes no {sizes}; it was exported for "
+                f"{format_size(unmet)}"
+            )
         return bindings
+
+    def unmet(self, bindings: Bindings) -> Condition | None:
+        """The first condition that these sizes don't fulfil."""
+        for condition in self.conditions:
+            try:
+                is_met = evaluate(condition, bindings) != 0
+            except InvalidModel:  # it divides by zero, say
+                is_met = False
+            if not is_met:
+                return condition
+        return None
+
+    def _named_by(self, condition: Condition) -> str:
+        """The input that has one of the sizes a condition is about."""
+        (symbol, *_) = symbols_of(condition)
+        return next(tensor.name for tensor in self.inputs if (symbol,) in tensor.shape)
 
     def _bind_symbol(
         self,
@@ -144,6 +176,13 @@ def _bucket_size(size: int, symbol: Symbol) -> int:
         return 0
     units = -(-size // symbol.multiple)
     return min(symbol.multiple << (units - 1).bit_length(), symbol.maximum)
+
+
+def symbols_of(size: Size) -> list[str]:
+    """The symbols in an expression, each once."""
+    tokens = size if isinstance(size, tuple) else ()
+    names = (token for token in tokens if isinstance(token, str) and token not in OPERATORS)
+    return list(dict.fromkeys(names))
 
 
 def evaluate(size: Size, bindings: Bindings) -> int:

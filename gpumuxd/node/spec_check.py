@@ -6,7 +6,16 @@ of the symbols within their ranges that the probes stand for; it must not know w
 """
 
 from gpumuxd.errors import InvalidModel
-from gpumuxd.models.spec import ITEM_BYTES, ModelSpec, TensorSpec, evaluate_shape, tensor_bytes
+from gpumuxd.models.spec import (
+    CONDITION_TOKENS_MAX,
+    ITEM_BYTES,
+    ModelSpec,
+    TensorSpec,
+    evaluate_shape,
+    format_size,
+    symbols_of,
+    tensor_bytes,
+)
 
 TENSORS_MAX = 256
 RANK_MAX = 16
@@ -37,6 +46,7 @@ def check_spec(spec: ModelSpec) -> None:
     if spec.batch_symbol is not None and spec.batch_symbol not in names:
         raise InvalidModel(f"batch dimension {spec.batch_symbol!r} is not among {names}")
     _check_bound(spec)
+    _check_conditions(spec, names)
     for bindings in (
         {symbol.name: symbol.minimum for symbol in spec.symbols},
         {symbol.name: symbol.maximum for symbol in spec.symbols},
@@ -65,6 +75,17 @@ def _check_bound(spec: ModelSpec) -> None:
     for symbol in spec.symbols:
         if symbol.name not in direct:
             raise InvalidModel(f"no input has dimension {symbol.name!r} by itself")
+
+
+def _check_conditions(spec: ModelSpec, names: list[str]) -> None:
+    """They are evaluated and shown with each request that they refuse."""
+    if sum(map(len, spec.conditions)) > CONDITION_TOKENS_MAX:
+        raise InvalidModel(f"conditions of over {CONDITION_TOKENS_MAX} terms")
+    for condition in spec.conditions:
+        format_size(condition)
+        symbols = symbols_of(condition)
+        if not symbols or not set(symbols) <= set(names):
+            raise InvalidModel(f"a condition on {symbols}, dynamic dimensions are {names}")
 
 
 def _check_sizes(tensor: TensorSpec, bindings: dict[str, int]) -> None:

@@ -1,6 +1,6 @@
 """At which sizes a model is measured, and with what inputs. For models of every kind."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -14,12 +14,24 @@ _EXAMPLE_VALUE = 0.05
 def profile_buckets(spec: ModelSpec, size_hints: Sequence[int], batch_max: int) -> list[Bucket]:
     """Buckets to measure: batches of powers of two, other sizes as in the example inputs.
 
-    The largest batch is `batch_max`, or the model's own maximum where that is smaller.
+    The largest batch is `batch_max`, or the model's own maximum where that is smaller. A model that
+    takes none of these sizes is measured at those of the example inputs.
     """
     sizes = {
         symbol.name: min(max(hint, symbol.minimum), symbol.maximum)
         for symbol, hint in zip(spec.symbols, size_hints, strict=True)
     }
+    return [bucket for bucket in _buckets(spec, sizes, batch_max) if _is_taken(spec, bucket)] or [
+        tuple(sizes[symbol.name] for symbol in spec.symbols)
+    ]
+
+
+def _is_taken(spec: ModelSpec, bucket: Bucket) -> bool:
+    names = (symbol.name for symbol in spec.symbols)
+    return spec.unmet(dict(zip(names, bucket, strict=True))) is None
+
+
+def _buckets(spec: ModelSpec, sizes: Mapping[str, int], batch_max: int) -> list[Bucket]:
     batch = next((s for s in spec.symbols if s.name == spec.batch_symbol), None)
     if batch is None:
         return [spec.bucket(sizes)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpumuxd.errors import GpumuxdError, InvalidModel
 from gpumuxd.models.names import check_model_name
-from gpumuxd.models.spec import ModelSpec, format_shape
+from gpumuxd.models.spec import ModelSpec, format_shape, format_size
 
 ARTIFACT_NAME = "model.pt2"
 
@@ -55,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
     for symbol in spec.symbols:
         step = f", in multiples of {symbol.multiple}" if symbol.multiple > 1 else ""
         print(f"  {symbol.name}: {symbol.minimum} to {symbol.maximum}{step}")
+    for condition in spec.conditions:
+        print(f"  only where {format_size(condition)}")
     return 0
 
 

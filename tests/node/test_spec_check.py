@@ -21,6 +21,7 @@ def x(datatype: str = "FP32", shape: tuple[Size, ...] = (("batch",), 2), name: s
 
 def test_a_good_spec() -> None:
     check_spec(GOOD)
+    check_spec(msgspec.structs.replace(GOOD, conditions=(("batch", 5, "!="),)))
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,10 @@ def test_a_good_spec() -> None:
         ({"outputs": x(shape=((),))}, "does not evaluate"),
         ({"outputs": x(shape=(("batch", 9, "-"),))}, "shape"),
         ({"outputs": x(shape=(2**30, 2**30))}, "over .* bytes"),
+        ({"conditions": (("other", 1, "!="),)}, "a condition on .'other'."),
+        ({"conditions": ((1,),)}, "a condition on .., dynamic dimensions are .'batch'."),
+        ({"conditions": (("batch", "!="),)}, "makes no sense"),
+        ({"conditions": (("batch", "!="),) * 4097}, "conditions of over 8192 terms"),
     ],
 )
 def test_a_bad_spec(change: dict[str, object], message: str) -> None:

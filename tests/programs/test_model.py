@@ -124,6 +124,13 @@ def test_batches_that_must_be_multiples() -> None:
     assert buckets(spec(Symbol("n", 12, 60, 6)), (6,), 8) == [(12,)]
 
 
+def test_sizes_that_a_condition_excludes_are_not_measured() -> None:
+    of = msgspec.structs.replace(spec(Symbol("n", 1, 64)), conditions=(("n", 4, "!="),))
+    assert buckets(of, (3,), 8) == [(1,), (2,), (8,)]
+    odd = msgspec.structs.replace(of, conditions=(("n", 2, "%", 1, "=="), ("n", 1, "!=")))
+    assert buckets(odd, (3,), 8) == [(3,)], "as in the example"
+
+
 def test_a_model_without_batch_or_symbols_has_one_bucket() -> None:
     assert buckets(spec(shape=(3, 4)), (), 8) == [()]
 

@@ -1,23 +1,16 @@
 """All architectures of the zoo, by name."""
 
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 
+from gpumuxd.testing.zoo import audio, plain, text, vision
 from gpumuxd.testing.zoo.catalogue import Architecture
 
-_MODULES = ("vision", "text", "audio", "plain", "packaged")
-
-
-def _gather() -> tuple[Architecture, ...]:
-    found: list[Architecture] = []
-    for name in (f"{__package__}.{module}" for module in _MODULES):
-        if find_spec(name) is not None:
-            found += import_module(name).ARCHITECTURES
-    return tuple(found)
-
-
-ARCHITECTURES: Sequence[Architecture] = _gather()
+ARCHITECTURES: Sequence[Architecture] = (
+    *vision.ARCHITECTURES,
+    *text.ARCHITECTURES,
+    *audio.ARCHITECTURES,
+    *plain.ARCHITECTURES,
+)
 
 
 def architecture(name: str) -> Architecture:

@@ -27,7 +27,7 @@ from gpumuxd.testing.zoo.layers import (
     SuperResolution,
     VideoClassifier,
 )
-from gpumuxd.testing.zoo.vision import image_request
+from gpumuxd.testing.zoo.vision import image_request, sides
 
 SEED = 30
 
@@ -58,7 +58,8 @@ def _mobilenet_v3(scale: Scale) -> ExportRequest:
         model = MobileClassifier(stages, 8, 16, 16, 5, nn.Hardsigmoid, _HS)
     else:
         model = MobileClassifier(_MOBILENET_V3, 16, 960, 1280, 1000, nn.Hardsigmoid, _HS)
-    return image_request(model, 224 if scale is Scale.FULL else 48, smallest=33)
+    side = 224 if scale is Scale.FULL else 48
+    return image_request(model, side, smallest=33, vary=sides(scale))
 
 
 def _efficientnet(scale: Scale) -> ExportRequest:
@@ -67,7 +68,8 @@ def _efficientnet(scale: Scale) -> ExportRequest:
         model = MobileClassifier(stages, 8, 16, None, 5, nn.Sigmoid, nn.SiLU)
     else:
         model = MobileClassifier(_EFFICIENTNET_B0, 32, 1280, None, 1000, nn.Sigmoid, nn.SiLU)
-    return image_request(model, 224 if scale is Scale.FULL else 48, smallest=33)
+    side = 224 if scale is Scale.FULL else 48
+    return image_request(model, side, smallest=33, vary=sides(scale))
 
 
 def _converted(request: ExportRequest, dtype: torch.dtype) -> ExportRequest:
@@ -85,9 +87,8 @@ def _yolo(scale: Scale) -> ExportRequest:
         model = Detector((4, 8, 8), 2, 1, 3, 5)
     else:  # about v8n
         model = Detector((16, 32, 64, 128, 256), 3, 1, 80, 300)
-    return image_request(
-        model, 320 if scale is Scale.FULL else 64, multiple=32, smallest=64, batch_max=8
-    )
+    side = 320 if scale is Scale.FULL else 64
+    return image_request(model, side, multiple=32, smallest=64, vary=sides(scale), batch_max=8)
 
 
 def _unet(scale: Scale) -> ExportRequest:
@@ -111,11 +112,11 @@ def _diffusion(scale: Scale) -> ExportRequest:
     return ExportRequest(
         DiffusionUNet(widths, groups, heads),
         {"latent": torch.randn(2, 4, size, size + 8), "time": torch.rand(2) * 1000},
-        {"latent": {0: "batch", 2: "height", 3: "width"}, "time": {0: "batch"}},
-        {"height": (8, 128), "width": (8, 128)},
+        {"latent": {0: "batch", **sides(scale)}, "time": {0: "batch"}},
+        dict.fromkeys(sides(scale).values(), (8, 128)),
         batch_max=8,
         output_names=("noise",),
-        multiples={"height": 4, "width": 4},
+        multiples=dict.fromkeys(sides(scale).values(), 4),
     )
 
 
@@ -210,7 +211,8 @@ def _patches(scale: Scale) -> ExportRequest:
 
 def _feature_pyramid(scale: Scale) -> ExportRequest:
     model = FeaturePyramid(8, 2, 4) if _is_small(scale) else FeaturePyramid(128, 4, 21)
-    return image_request(model, 40 if scale is Scale.SMALL else 128, smallest=32, batch_max=8)
+    side = 40 if scale is Scale.SMALL else 128
+    return image_request(model, side, smallest=32, vary=sides(scale), batch_max=8)
 
 
 def _relations(scale: Scale) -> ExportRequest:

@@ -31,12 +31,12 @@ _SIZES: Sequence[Mapping[str, int]] = (
 _NARROW = {
     "vocab_size": _VOCABULARY,
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 48,
     "max_position_embeddings": 64,
 }
-"""What most configurations of transformers call the same."""
+"""What most configurations of transformers call the same. Two layers only where they share."""
 
 
 class Encoder(nn.Module):
@@ -103,7 +103,7 @@ _ENCODERS = (
         "distilbert",
         hf.DistilBertModel,
         hf.DistilBertConfig,
-        {"vocab_size": _VOCABULARY, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4},
+        {"vocab_size": _VOCABULARY, "dim": 32, "hidden_dim": 48, "n_layers": 1, "n_heads": 4},
         {},
     ),
     _encoder(
@@ -118,7 +118,7 @@ _ENCODERS = (
         "albert",
         hf.AlbertModel,
         hf.AlbertConfig,
-        {**_NARROW, "embedding_size": 16},
+        {**_NARROW, "num_hidden_layers": 2, "embedding_size": 16},
         {
             "hidden_size": 768,
             "num_attention_heads": 12,
@@ -166,9 +166,11 @@ _ENCODERS = (
         {
             "vocab_size": _VOCABULARY,
             "n_embd": 32,
-            "n_layer": 2,
+            "n_layer": 1,
             "n_head": 4,
             "n_positions": 64,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
             "use_cache": False,
         },
         {"use_cache": False},
@@ -225,7 +227,12 @@ class DecoderStep(nn.Module):
 
 def _llama_step(scale: Scale) -> ExportRequest:
     torch.manual_seed(2)
-    small: dict[str, Any] = {**_NARROW, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    small: dict[str, Any] = {
+        **_NARROW,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
     # SmolLM-135M: the Llama network at a size for the edge.
     full: dict[str, Any] = {
         "vocab_size": 49_152,

@@ -20,6 +20,15 @@ SMALLEST = 64
 another kind of model."""
 
 
+BOTH_SIDES = {2: "height", 3: "width"}
+
+
+def sides(scale: Scale) -> dict[int, str]:
+    """Which sides vary. In tests one, of models whose every other size torch.export has to prove
+    from both: that takes it several times as long."""
+    return BOTH_SIDES if scale is Scale.FULL else {2: "height"}
+
+
 class Named(nn.Module):
     """A model of transformers that takes an image and gives some of its outputs by name."""
 
@@ -40,9 +49,10 @@ def image_request(
     *,
     multiple: int = 1,
     smallest: int | None = None,
+    vary: Mapping[int, str] = BOTH_SIDES,
     batch_max: int = 32,
 ) -> ExportRequest:
-    """A model of images. With `smallest` their sides may vary from there up, in multiples.
+    """A model of images. With `smallest` the sides in `vary` go from there up, in multiples.
 
     An example whose sides are equal would let torch take one for the other, so they differ.
     """
@@ -52,9 +62,9 @@ def image_request(
     else:
         assert isinstance(size, int), "one size, the other side follows"
         height, width = size, size + 2 * multiple
-        dynamic = {0: "batch", 2: "height", 3: "width"}
-        sizes = dict.fromkeys(("height", "width"), (smallest, 1024 // multiple * multiple))
-        multiples = dict.fromkeys(("height", "width"), multiple)
+        dynamic = {0: "batch", **vary}
+        sizes = dict.fromkeys(vary.values(), (smallest, 1024 // multiple * multiple))
+        multiples = dict.fromkeys(vary.values(), multiple)
     return ExportRequest(
         module,
         {"image": torch.randn(2, 3, height, width)},
@@ -97,7 +107,8 @@ def _convnext(scale: Scale) -> ExportRequest:
     if scale is Scale.SMALL:
         config = ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 2], num_stages=2, **_labels(scale))
     model = Named(ConvNextForImageClassification(config), {"logits": "logits"})
-    return image_request(model, 64 if scale is Scale.SMALL else 224, smallest=SMALLEST)
+    side = 64 if scale is Scale.SMALL else 224
+    return image_request(model, side, smallest=SMALLEST, vary=sides(scale))
 
 
 def _vit(scale: Scale) -> ExportRequest:
@@ -132,6 +143,7 @@ def _dinov2(scale: Scale) -> ExportRequest:
         56 if scale is Scale.SMALL else 224,
         multiple=14,
         smallest=28,
+        vary=sides(scale),
     )
 
 
@@ -162,9 +174,8 @@ def _segformer(scale: Scale) -> ExportRequest:
             decoder_hidden_size=16, **_labels(scale),
         )  # fmt: skip
     model = Named(SegformerForSemanticSegmentation(config), {"classes": "logits"})
-    return image_request(
-        model, 64 if scale is Scale.SMALL else 256, multiple=32, smallest=64, batch_max=8
-    )
+    side = 64 if scale is Scale.SMALL else 256
+    return image_request(model, side, multiple=32, smallest=64, vary=sides(scale), batch_max=8)
 
 
 def _clip_vision(scale: Scale) -> ExportRequest:
@@ -203,7 +214,8 @@ def _detr(scale: Scale) -> ExportRequest:
         }  # fmt: skip
     config = DetrConfig(backbone_config=ResNetConfig(**backbone), **options, **_labels(scale))
     model = Named(DetrForObjectDetection(config), {"classes": "logits", "boxes": "pred_boxes"})
-    return image_request(model, 64 if scale is Scale.SMALL else 256, smallest=64, batch_max=8)
+    side = 64 if scale is Scale.SMALL else 256
+    return image_request(model, side, smallest=64, vary=sides(scale), batch_max=8)
 
 
 FIXED = ({"batch": 1}, {"batch": 2}, {"batch": 5})

@@ -2,8 +2,8 @@
 
 One load goes on at a time, in short steps between turns of the device loop: nothing of it may be
 felt by who is served meanwhile. What is long and computes, bringing the weights in and measuring,
-is done by cursors, which yield to tenants (`own_runs.py`); what is long and does not, opening a
-plan, on a thread of its own (`steps.build`). It must not know order or slices.
+is done by cursors, which yield to tenants (`own_runs.py`, `measuring.py`); what is long and does
+not, opening a plan, on a thread of its own (`steps.build`). It must not know order or slices.
 Invariants: every LoadModel is answered by exactly one of ModelLoaded, ModelFailed and ModelReleased
 (unloaded before it was ready); a load that fails or is cancelled leaves nothing behind; maps of a
 model are closed when it was released, not before.
@@ -18,27 +18,23 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 from typing import TypeVar
-
-import torch
 
 from gpumuxd.clock import Clock
 from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.device.log import log
 from gpumuxd.device.long_groups import longest_groups
-from gpumuxd.device.own_runs import OwnRun, OwnRuns, RunFailed
-from gpumuxd.device.profiling import PASSES_NS_MAX, Profiler, is_affordable
+from gpumuxd.device.measuring import INTERNAL_MARK, Measuring
+from gpumuxd.device.own_runs import OwnRuns, RunFailed
+from gpumuxd.device.profiling import Profiler
 from gpumuxd.device.steps import Condition, Steps, build, next_turn
 from gpumuxd.domain import Bucket, CursorKind
 from gpumuxd.errors import GpumuxdError, OutOfDeviceMemory
 from gpumuxd.events import ModelDraining, ModelProfile, ModelReady
 from gpumuxd.executors import upload
 from gpumuxd.executors.cpu import CpuExecutor, short_reason
-from gpumuxd.models.spec import evaluate_shape, tensor_bytes
 from gpumuxd.programs.profile_cache import ProfileCache, StoredProfile, profile_key
-from gpumuxd.programs.profiler import position_ns, profile_from_passes
 from gpumuxd.programs.served import AnyProgram, Served, open_model
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.wire.frames import (
@@ -52,9 +48,6 @@ from gpumuxd.wire.frames import (
 from gpumuxd.wire.process import map_sealed
 
 _T = TypeVar("_T")
-
-INTERNAL_MARK = "@"
-"""In the key of a program that is only measured; no model name may contain it."""
 
 REASON_CHARACTERS_MAX = 2000
 """A reason travels in one frame and ends in an error message."""
@@ -215,12 +208,19 @@ class Loading:
         buckets = served.profile_buckets(self._settings.profile_batch_max)
         key = self._profile_key(model, served, buckets)
         stored = self._cache.get(key) if self._cache is not None else None
-        if stored is None:
-            cuts = yield from self._cut(model, served, buckets)
-        else:
-            cuts = list(stored.cuts)
+        measuring = Measuring(
+            model.frame.model,
+            served,
+            buckets,
+            self._settings,
+            self._scheduler,
+            self._profiler,
+            self._executor.wake,
+            lambda: _check_wanted(model),
+        )
+        cuts = (yield from measuring.cut()) if stored is None else list(stored.cuts)
         program = yield from self._build(lambda: served.grouped_program(cuts))
-        profile = yield from self._profile(model, served, program, cuts, buckets, stored)
+        profile = yield from measuring.profile(program, cuts, stored)
         if self._cache is not None and profile != stored and not self._cache.put(key, profile):
             log("warning", "profile_not_stored", model=model.frame.model)
         _check_wanted(model)
@@ -240,88 +240,6 @@ class Loading:
             yield from self.own.use(key, program, len(model.weights), body)
         except RunFailed as error:
             raise RunFailed(f"its weights can't be brought in: {error.message}") from error
-
-    def _cut(self, model: _Model, served: Served, buckets: Sequence[Bucket]) -> Steps[list[int]]:
-        """Where the groups end: by the node times of the largest bucket, where they matter.
-
-        The smallest one first, twice: it says how large a bucket may be to be run at all. Where
-        that is not the largest, its times say what the largest would take.
-        """
-        program = yield from self._build(served.node_program)
-        smallest = bucket = largest = buckets[0]
-        runs = yield from self._measure(model, served, "nodes", program, [smallest], lambda _: 2)
-        first = runs[smallest]
-        run_ns = min(run.run_ns for run in first)
-        if run_ns <= PASSES_NS_MAX:
-            largest = [each for each in buckets if is_affordable(each, smallest, run_ns)][-1]
-            allows = self._profiler.is_allowed
-            bucket = [b for b in buckets if b == smallest or allows(b, smallest, first)][-1]
-            passes = self._settings.profile_passes + 1
-            runs = yield from self._measure(
-                model, served, "nodes", program, [bucket], lambda _: passes
-            )
-        grown = [
-            [node_ns * prod(largest) // max(prod(bucket), 1) for node_ns in one]
-            for one in _passes(runs[bucket])
-        ]
-        return served.cut_by_time(position_ns(grown), self._settings.group_target_ns)
-
-    def _profile(
-        self,
-        model: _Model,
-        served: Served,
-        program: AnyProgram,
-        cuts: Sequence[int],
-        buckets: Sequence[Bucket],
-        stored: StoredProfile | None,
-    ) -> Steps[StoredProfile]:
-        """Measure the buckets that are not in the stored profile. The others are run once, so that
-        nobody's request is the first at its shape.
-
-        A stored profile may lack buckets: those beyond the bound that was in force then.
-        """
-        known = stored.run_ns if stored is not None else {}
-        passes = self._settings.profile_passes + 1
-        runs = yield from self._measure(
-            model, served, "groups", program, buckets, lambda b: 1 if b in known else passes
-        )
-        if left_out := [list(bucket) for bucket in buckets if bucket not in {**known, **runs}]:
-            log("debug", "buckets_not_measured", model=model.frame.model, buckets=left_out)
-        measured = {bucket: _passes(each) for bucket, each in runs.items() if bucket not in known}
-        if not measured:
-            assert stored is not None, "the smallest bucket is always measured"
-            return stored
-        frame_bytes = max(run.frame_bytes for each in runs.values() for run in each)
-        fresh = profile_from_passes(cuts, measured, frame_bytes)
-        if stored is None:
-            return fresh
-        return replace(
-            stored,
-            group_ns={**stored.group_ns, **fresh.group_ns},
-            run_ns={**stored.run_ns, **fresh.run_ns},
-            frame_bytes=max(stored.frame_bytes, frame_bytes),
-        )
-
-    def _measure(
-        self,
-        model: _Model,
-        served: Served,
-        purpose: str,
-        program: AnyProgram,
-        buckets: Sequence[Bucket],
-        passes: Callable[[Bucket], int],
-    ) -> Steps[dict[Bucket, list[OwnRun]]]:
-        _check_wanted(model)
-        return (
-            yield from self._profiler.measure(
-                f"{model.frame.model}{INTERNAL_MARK}{purpose}",
-                program,
-                served.weights_bytes,
-                buckets,
-                lambda bucket: self._example_inputs(served, bucket),
-                passes,
-            )
-        )
 
     def _serve(
         self,
@@ -364,21 +282,6 @@ class Loading:
             raise OutOfDeviceMemory(
                 f"weights of {len(model.weights)} bytes do not fit: {used} of {limit} bytes in use"
             )
-
-    def _example_inputs(self, served: Served, bucket: Bucket) -> Steps[list[torch.Tensor]]:
-        """Only when they fit. Filling megabytes would hold the loop up."""
-        sizes = dict(zip([each.name for each in served.spec.symbols], bucket, strict=True))
-        needed = sum(
-            tensor_bytes(each.datatype, evaluate_shape(each.shape, sizes))
-            for each in served.spec.inputs
-        )
-        free = self._settings.scheduler.memory_bytes_max
-        free -= self._scheduler.statistics().memory_bytes
-        if needed > free:
-            raise OutOfDeviceMemory(
-                f"inputs at sizes {list(bucket)} take {needed} bytes, {max(free, 0)} are free"
-            )
-        return (yield from self._build(lambda: served.example_inputs(bucket)))
 
     def _profile_key(self, model: _Model, served: Served, buckets: Sequence[Bucket]) -> str:
         settings = self._settings
@@ -432,11 +335,6 @@ class Loading:
 def _check_wanted(model: _Model) -> None:
     if model.is_cancelled:
         raise LoadCancelled(model.frame.model)
-
-
-def _passes(runs: Sequence[OwnRun]) -> list[list[int]]:
-    """The first run at a shape is slow in every library below; the others count, if any."""
-    return [run.group_ns for run in runs[1:] or runs]
 
 
 def _map(fd: int) -> mmap.mmap | bytearray:

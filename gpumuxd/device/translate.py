@@ -1,7 +1,7 @@
 """Frames to events, and snapshots to frames: one function each, no state."""
 
 from gpumuxd.core.statistics import LAXITY_OF, DeviceStatistics
-from gpumuxd.device.loading import INTERNAL_MARK
+from gpumuxd.device.measuring import INTERNAL_MARK
 from gpumuxd.events import RequestArrived, TenantChanged
 from gpumuxd.wire.frames import ModelFigures, SetTenant, Statistics, Submit
 

@@ -436,7 +436,8 @@ class DeviceScheduler:
         if cursor is None or not cursor.is_queued:
             return ""
         lane = self._lanes.of(cursor)
-        return eligibility.explain(cursor, lane.launch_queue, self._ledger)
+        held_ns = self._launcher.held_ns(cursor)
+        return eligibility.explain(cursor, lane.launch_queue, self._ledger, held_ns)
 
 
 def _missed(cursor: Cursor) -> Outcome:

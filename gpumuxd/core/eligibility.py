@@ -45,12 +45,18 @@ def why_not_started(cursor: Cursor, ledger: Ledger) -> tuple[Blocked, str] | Non
     return None
 
 
-def explain(cursor: Cursor, queue: LaunchQueue, ledger: Ledger) -> str:
-    """Why a queued cursor does not move now, for people."""
+def explain(cursor: Cursor, queue: LaunchQueue, ledger: Ledger, held_ns: int = 0) -> str:
+    """Why a queued cursor does not move now, for people. `held_ns`: it is held back for REALTIME
+    requests that are expected, at one group for so long at most."""
     own = why_not_started(cursor, ledger)
     if own is not None:
         return own[1]
     lane = f"lane {queue.lane.partition}/{queue.lane.kind.value}"
+    if held_ns:
+        return (
+            f"{lane}: a REALTIME request is expected before its next group would have passed; "
+            f"the group waits for it, at most {ms_from_ns(held_ns):.3f} ms"
+        )
     in_flight = f"{len(queue.flights)} slices, {ms_from_ns(queue.covered_ns[-1]):.3f} ms"
     if queue.is_full:
         return f"{lane}: in flight are {in_flight}; its window of {queue.window} is full"

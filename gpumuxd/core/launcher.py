@@ -97,6 +97,13 @@ class Launcher:
             if lane.run_queue.live:
                 self._fill(lane, now_ns, commands)
 
+    def held_ns(self, cursor: Cursor) -> int:
+        """How long the next group of this cursor may be held back in all; 0 if it is not held."""
+        bound_ns = self.bounds.of(PriorityClass.REALTIME)
+        if self.held_until_ns is None or bound_ns is None or self._held[0] != cursor.cursor_id:
+            return 0
+        return HOLD_BOUNDS * bound_ns
+
     def last_slice_of(self, cursor: Cursor) -> tuple[int, ...]:
         """What a cursor that changes lanes has to wait for: its last slice in flight, if any."""
         own = [slice_id for slice_id, flight in self.flights.items() if flight.cursor is cursor]

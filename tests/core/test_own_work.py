@@ -86,6 +86,44 @@ def test_what_nobody_foresees_holds_it_for_a_few_bounds_only() -> None:
     assert dict(talk.scheduler.statistics().blocked)["realtime_expected"] > 0
 
 
+def test_only_what_is_held_is_said_to_be() -> None:
+    talk = own_group_takes(3 * MS)
+    at = LAST + 2 * MS
+    talk.say(own(CursorKind.PROFILE, at), at=at)
+    assert talk.scheduler.statistics().in_flight_slices == 1
+    assert "REALTIME request is expected" not in talk.scheduler.why_waiting(OWN)
+
+
+@pytest.mark.parametrize(
+    ("busy_ns", "jitter_ns"),
+    [
+        (9 * MS, 0),  # there never is room for a group before the next frame
+        (9 * MS, 3 * MS),
+        (6 * MS, 5 * MS),  # and nothing can be foreseen
+    ],
+)
+def test_beside_a_stream_that_leaves_hardly_any_room_a_load_still_ends(
+    busy_ns: int, jitter_ns: int
+) -> None:
+    """Each group waits HOLD_BOUNDS bounds, then for the end of what is being served; no longer."""
+    talk = Conversation(
+        VOICE,
+        ModelReady("new@groups", ModelProfile(8), BEST_EFFORT),
+        preemption_delay_ns_max=BOUND,
+        duration_ns=lambda work: busy_ns if work.model == "voice" else 3 * MS,
+    )
+    times = [i * PERIOD + (i * 7 % 5) * jitter_ns // 4 for i in range(FRAMES + 60)]
+    frames = [(at, request(i + 1, "voice", REALTIME, at=at)) for i, at in enumerate(times)]
+    begin = times[FRAMES] + MS
+    # The frames that come while a group runs are served one after the other before the next one.
+    each = HOLD_BOUNDS * BOUND + 3 * MS + 3 * PERIOD
+    end = begin + 8 * each
+    assert end < times[-1], "the stream goes on all the time"
+    talk.run([*frames, (begin, own(CursorKind.PROFILE, begin))], until=end)
+    assert talk.outcomes[OWN] is OutcomeKind.COMPLETED
+    assert max(talk.finish(i + 1).report.queue_ns for i in range(FRAMES, FRAMES + 40)) > 0
+
+
 def test_a_stream_that_has_ended_holds_nothing() -> None:
     talk = own_group_takes(3 * MS)
     at = LAST + 2 * PERIOD
@@ -137,6 +175,8 @@ def test_a_hold_ends_with_its_request() -> None:
     at = LAST + 8 * MS
     talk.say(own(CursorKind.PROFILE, at), at=at)
     assert talk.scheduler.next_wakeup_ns() == at + HOLD_BOUNDS * BOUND
+    assert "REALTIME request is expected" in talk.scheduler.why_waiting(OWN)
+    assert "at most 16.000 ms" in talk.scheduler.why_waiting(OWN)
     talk.say(RequestCancelled(OWN))
     assert talk.outcomes[OWN] is OutcomeKind.CANCELLED
     assert talk.scheduler.next_wakeup_ns() is None

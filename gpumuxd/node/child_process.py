@@ -114,15 +114,19 @@ def spawn_module(module: str, *, is_background: bool = False) -> Spawn:
         )
         child = ChildProcess(process)
         if is_background:
-            _yield_to_others(process.pid)
+            yield_to_others(process.pid)
         return child
 
     return spawn
 
 
-def _yield_to_others(pid: int) -> None:
-    """From here and not by the child itself: what it does first is to start Python. Threads that it
-    starts later inherit this. It may have ended already, and not every kernel lets us."""
+def yield_to_others(pid: int) -> None:
+    """A process, by its first thread, or a thread alone, by its native id. Threads that it starts
+    later inherit this.
+
+    For a child from here and not by itself: what it does first is to start Python. It may have
+    ended already, and not every kernel lets us.
+    """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, LOADER_NICE)
         # It does not take a core from anybody by waking up either.

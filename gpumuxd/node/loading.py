@@ -19,7 +19,7 @@ from gpumuxd.errors import GpumuxdError, InvalidModel, ModelNotReady
 from gpumuxd.models.files import FileStamp
 from gpumuxd.models.spec import ModelSpec
 from gpumuxd.node.artifact_file import ArtifactFiles
-from gpumuxd.node.child_process import Child, Spawn, loader_environment
+from gpumuxd.node.child_process import Child, Spawn, loader_environment, yield_to_others
 from gpumuxd.node.settings import LoaderSettings
 from gpumuxd.node.spec_check import check_spec
 from gpumuxd.units import MIB, NS_PER_S
@@ -39,7 +39,8 @@ NO_STAMP = FileStamp(0, 0, 0)
 
 CLOSED_AT_ONCE_BYTES_MAX = 4 * MIB
 """Larger memory is closed on a thread: the kernel frees its pages then, which was measured to take
-20 to 170 ms for 256 MiB, and every tenant's call would wait that long."""
+20 to 170 ms for 256 MiB, and every tenant's call would wait that long. The thread takes no core
+from what serves either: it has nothing to do in Python, so nobody waits for it."""
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class LoadedArtifact:
         if sum(os.fstat(fd).st_size for fd in fds) <= CLOSED_AT_ONCE_BYTES_MAX:
             _close_all(fds)
         else:
-            threading.Thread(target=_close_all, args=(fds,), name="closing", daemon=True).start()
+            threading.Thread(target=_close_later, args=(fds,), name="closing", daemon=True).start()
 
 
 class Loading:
@@ -238,6 +239,11 @@ def _why_ended(how: str) -> GpumuxdError:
 def _set_done(future: "asyncio.Future[None]") -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _close_later(fds: list[int]) -> None:
+    yield_to_others(threading.get_native_id())
+    _close_all(fds)
 
 
 def _close_all(fds: list[int]) -> None:

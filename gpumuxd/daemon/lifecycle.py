@@ -8,6 +8,7 @@ It must not know what a request is.
 """
 
 import asyncio
+import gc
 import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -90,6 +91,10 @@ async def _start_models_and_wait(
         _log.error("startup_model_failed", model=name, reason=reason)
     # One broken model must not keep the others from serving, so systemd hears READY all the same;
     # ServerReady and grpc.health.v1 stay false until the model is loaded.
+    # What is there now stays: no later collection looks at it again, which was measured to keep
+    # every call waiting for 16 ms.
+    gc.collect()
+    gc.freeze()
     status = "serving" if not failed else f"serving, but not {', '.join(sorted(failed))}"
     notifier.send(READY=1, STATUS=status)
     _log.info("ready", addresses=list(front_door.addresses), status=status)

@@ -308,7 +308,7 @@ def test_modules_that_take_any_number_of_inputs(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_torch_alone_wrote_is_read(tmp_path: Path) -> None:
-    """No names beside the graph: torch's own are taken, and the batch is recognised."""
+    """No names beside the graph: those of the call are taken, and the batch is recognised."""
     batch = torch.export.Dim("rows", min=1, max=9)
     program = torch.export.export(
         Difference().eval(),
@@ -320,7 +320,7 @@ def test_an_archive_that_torch_alone_wrote_is_read(tmp_path: Path) -> None:
     with (tmp_path / "model.pt2").open("rb") as file:
         spec = Artifact(file).plan.spec
     assert spec.inputs[1] == TensorSpec("right", "FP32", (("batch",), 4))
-    assert [tensor.name for tensor in spec.outputs] == ["output_0", "output_1"]
+    assert [tensor.name for tensor in spec.outputs] == ["difference", "left"]
     assert spec.symbols == (Symbol("batch", 1, 9),)
     assert spec.batch_max == 9
 

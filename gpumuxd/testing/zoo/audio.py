@@ -59,6 +59,7 @@ def _whisper_encoder(scale: Scale) -> ExportRequest:
         "encoder_attention_heads": 8,
         "encoder_ffn_dim": 2048,
         "decoder_layers": 1,
+        "decoder_attention_heads": 8,
     }
     config = hf.WhisperConfig(**(small if scale is Scale.SMALL else full))
     # The length is the architecture's: positions are a table of 30 seconds.
@@ -83,10 +84,12 @@ def _wav2vec2(scale: Scale) -> ExportRequest:
     small: dict[str, Any] = {
         "vocab_size": 16,
         "hidden_size": 32,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 1,
         "num_attention_heads": 4,
         "intermediate_size": 48,
-        "conv_dim": (16, 16, 16, 16, 16, 16, 16),
+        "conv_dim": (16, 16, 16),
+        "conv_kernel": (10, 3, 2),
+        "conv_stride": (5, 2, 2),
         "num_conv_pos_embeddings": 16,
         "num_conv_pos_embedding_groups": 4,
     }

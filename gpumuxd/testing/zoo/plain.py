@@ -27,7 +27,7 @@ from gpumuxd.testing.zoo.layers import (
     SuperResolution,
     VideoClassifier,
 )
-from gpumuxd.testing.zoo.vision import image_request, sides
+from gpumuxd.testing.zoo.vision import NO_SIDE, image_request, sides
 
 SEED = 30
 
@@ -88,7 +88,9 @@ def _yolo(scale: Scale) -> ExportRequest:
     else:  # about v8n
         model = Detector((16, 32, 64, 128, 256), 3, 1, 80, 300)
     side = 320 if scale is Scale.FULL else 64
-    return image_request(model, side, multiple=32, smallest=64, vary=sides(scale), batch_max=8)
+    return image_request(
+        model, side, multiple=32, smallest=64, vary=sides(scale, NO_SIDE), batch_max=8
+    )
 
 
 def _unet(scale: Scale) -> ExportRequest:

@@ -11,7 +11,10 @@ prefix sums, and choosing a slice is a bisection of those. Both windows start fi
 profile, and both percentiles leave out the largest value, so one outlier moves nothing.
 
 Without a profile (`prefix` is empty) each group is launched alone, and the first complete run
-becomes the base.
+becomes the base. A base that was borrowed from another bucket, or that one first run made, is a
+*guess*: it cuts slices and refuses nobody (`feasibility.py`). The first whole run puts it out of
+both windows, which fill up with real runs from there, and RUNS_TO_REFUSE of them end the guess:
+not one, since a first run may be slow, and who is refused by it would teach nothing better.
 
 Invariant: `prefix` is empty or has `group_count + 1` strictly increasing entries from 0.
 """
@@ -31,6 +34,9 @@ RUNS = 32
 
 DEVIATION_MIN = ONE // 8
 """A slice within this of what is typical is reported as typical: the windows take care of it."""
+
+RUNS_TO_REFUSE = 2
+"""Whole runs that make a guess an estimate: the fewest of which one outlier is left out."""
 
 RUNS_PER_FOLD = 4
 """A fold sorts every group's window, about 1 us each: amortised over this many runs."""
@@ -54,6 +60,7 @@ class BucketTable:
         "_typical_max",
         "_typical_min",
         "group_count",
+        "is_guess",
         "longest_group_ns",
         "prefix",
         "run_ns",
@@ -64,6 +71,7 @@ class BucketTable:
         self.group_count = group_count
         self.prefix: list[int] = []
         self.run_ns = 0  # p95 of a whole run, 0 while unknown
+        self.is_guess = True  # neither profiled nor run RUNS_TO_REFUSE times
         self.longest_group_ns = 0
         self.typical = ONE  # median run as a ratio to the base: what `Drift` compares with
         self._typical_min = self._typical_max = ONE
@@ -88,10 +96,11 @@ class BucketTable:
     def is_known(self) -> bool:
         return bool(self.prefix)
 
-    def set_base(self, group_ns: Sequence[int], run_ns: int) -> None:
-        """Start from a profile, a scaled neighbour or the first run. Forgets earlier samples."""
+    def set_base(self, group_ns: Sequence[int], run_ns: int, is_guess: bool = False) -> None:
+        """Start from a profile, or a guess: a scaled neighbour or the first run. Before any run."""
         assert len(group_ns) == self.group_count, "a profile has one time per group"
         # A group of 0 ns would make a ratio to it undefined.
+        self.is_guess = is_guess
         self._base_ns = [max(1, ns) for ns in group_ns]
         self._base_prefix = [0, *accumulate(self._base_ns)]
         total_ns = self._base_prefix[-1]
@@ -115,36 +124,51 @@ class BucketTable:
         """Spread a slice's time over its groups.
 
         Returns its ratio to what this program typically takes; ONE if that is within
-        DEVIATION_MIN or nothing is known.
+        DEVIATION_MIN, or only guessed or unknown.
         """
         base_prefix = self._base_prefix
         if not base_prefix:
             assert end == first + 1, "unknown groups are launched one at a time"
             self._first_run[first] = max(1, device_ns)
             if all(self._first_run):
-                self.set_base(self._first_run, sum(self._first_run))
+                self.set_base(self._first_run, sum(self._first_run), is_guess=True)
             return ONE
         ratio = (device_ns << SHIFT) // (base_prefix[end] - base_prefix[first])
         self._columns[column][first:end] = [ratio] * (end - first)
         if self._column_scale[column] != ONE:  # the column was rescaled before this sample
             self._materialise(column, keep=(first, end))
-        if self._typical_min <= ratio <= self._typical_max:
+        if self.is_guess or self._typical_min <= ratio <= self._typical_max:
             return ONE
         return (ratio << SHIFT) // self.typical
 
-    def record_run(self, device_ns: int, slice_no: int) -> bool:
+    def record_run(self, column: int, device_ns: int, slice_no: int) -> bool:
         """Add a whole run: the device time of all its slices. True if estimates moved."""
         if not self._base_prefix:
             return False
+        if self.is_guess:
+            self._put_guess_out(column)
+        if len(self._runs) < RUNS:
+            self._runs.append(0)
+            self._run_no.append(0)
         place = self._runs_seen % RUNS
         self._runs[place] = (device_ns << SHIFT) // self._base_prefix[-1]
         self._run_no[place] = slice_no
         self._runs_seen += 1
-        if self._runs_seen - self._runs_folded < RUNS_PER_FOLD:
+        is_early = len(self._runs) <= RUNS_PER_FOLD  # each of the first real runs counts at once
+        if self._runs_seen - self._runs_folded < RUNS_PER_FOLD and not is_early:
             return False
         self._runs_folded = self._runs_seen
         self._fold()
         return True
+
+    def _put_guess_out(self, column: int) -> None:
+        """A whole run of its own is there: nothing that was guessed counts from now on."""
+        self.is_guess = self._runs_seen + 1 < RUNS_TO_REFUSE
+        if self._runs_seen == 0:
+            self._runs, self._run_no = [], []
+            self._columns = [list(self._columns[column]) for _ in range(COLUMNS)]
+            self._column_scale = [self._column_scale[column]] * COLUMNS
+            self._column_run = [self._column_run[column]] * COLUMNS
 
     def rescale(self, ratio: int, since_slice_no: int) -> None:
         """All programs got slower or faster by `ratio`: correct what was measured before that.
@@ -186,7 +210,7 @@ class BucketTable:
         runs = sorted(self._runs)
         self.prefix = [0, *accumulate(group_ns)]
         self.longest_group_ns = max(group_ns)
-        self.run_ns = max(1, (self._base_prefix[-1] * runs[-2]) >> SHIFT)
-        self.typical = typical = max(1, runs[RUNS // 2])
+        self.run_ns = max(1, (self._base_prefix[-1] * runs[-2 if len(runs) > 1 else 0]) >> SHIFT)
+        self.typical = typical = max(1, runs[len(runs) // 2])
         deviation = typical * DEVIATION_MIN >> SHIFT
         self._typical_min, self._typical_max = typical - deviation, typical + deviation

@@ -89,7 +89,7 @@ class Cursor:
 
         self.is_admitted = False
         self.group_count = 0
-        self.predicted_ns = 0  # of the whole run, at arrival
+        self.predicted_ns = 0  # of the whole run, at arrival; 0 while unknown or guessed
         self.remaining_ns = 0  # predicted, of the groups not launched yet
 
         self.frame = NO_FRAME
@@ -133,12 +133,13 @@ class Cursor:
 
     def predicted_rest_ns(self) -> int:
         """The time predicted for the groups not launched yet: their share of a whole run, never a
-        sum of percentiles of groups; 0 while unknown."""
-        prefix = self.table.prefix
-        if not prefix:
+        sum of percentiles of groups; 0 while unknown or guessed."""
+        table = self.table
+        if table.is_guess:
             return 0
+        prefix = table.prefix
         total_ns = prefix[-1]
-        return self.table.run_ns * (total_ns - prefix[self.next_group]) // total_ns
+        return table.run_ns * (total_ns - prefix[self.next_group]) // total_ns
 
     def slice_passed(
         self, end_group: int, started_ns: int, device_ns: int, is_resumption: bool

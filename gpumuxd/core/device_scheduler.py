@@ -152,7 +152,8 @@ class DeviceScheduler:
         lane = self._lanes.only
         if lane is None and self._lanes.overlapped(flight, started_ns) and table.is_known:
             cursor.interfered = True
-            estimator.record_interference(predicted_ns, device_ns)
+            if not table.is_guess:
+                estimator.record_interference(predicted_ns, device_ns)
         else:
             ratio = table.record_slice(cursor.column, work.first_group, end, device_ns)
             if (ratio != ONE or estimator.is_watching) and estimator.record_deviation(
@@ -169,7 +170,7 @@ class DeviceScheduler:
 
     def _run_passed(self, cursor: Cursor, slice_no: int) -> None:
         if not cursor.interfered:
-            moved = cursor.table.record_run(cursor.compute_ns, slice_no)
+            moved = cursor.table.record_run(cursor.column, cursor.compute_ns, slice_no)
             self._launcher.bounds_are_stale |= moved
         if cursor.last_end_ns > cursor.deadline_ns:
             cursor.ending = _missed(cursor)
@@ -316,7 +317,7 @@ class DeviceScheduler:
         if is_realtime and not cursor.tenant.is_within_rate(now_ns):
             cursor.order_as(PriorityClass.STANDARD)
         table = model.estimates.table(cursor.bucket, cursor.kind is not _PROFILE)
-        cursor.predicted_ns = cursor.remaining_ns = table.run_ns
+        cursor.predicted_ns = cursor.remaining_ns = 0 if table.is_guess else table.run_ns
         lane = self._lanes.of(cursor)
         ahead = self._ahead(lane, now_ns)
         finish_ns = feasibility.predicted_finish_ns(cursor, ahead, now_ns)

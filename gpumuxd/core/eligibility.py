@@ -60,6 +60,6 @@ def explain(cursor: Cursor, queue: LaunchQueue, ledger: Ledger, held_ns: int = 0
     in_flight = f"{len(queue.flights)} slices, {ms_from_ns(queue.covered_ns[-1]):.3f} ms"
     if queue.is_full:
         return f"{lane}: in flight are {in_flight}; its window of {queue.window} is full"
-    if queue.has_unknown or (queue.flights and cursor.predicted_ns == 0):
+    if queue.has_unknown or (queue.flights and not cursor.table.is_known):
         return f"{lane}: work that was not measured yet runs one group at a time"
     return f"{lane}: in flight are {in_flight}; others go first, or the bound leaves no room"

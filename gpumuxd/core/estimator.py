@@ -1,7 +1,7 @@
 """Predictions for all models, and what their samples have in common.
 
     Estimator    all models, and how lanes disturb each other
-    Estimates    the bucket tables of one model; an unseen bucket borrows from its nearest
+    Estimates    the bucket tables of one model; an unseen bucket borrows a guess from its nearest
     Drift        a steady ratio over all models (a clock or power change) rescales all at once
 
 It must not know queues or deadlines. Integers only. A sample taken while another lane was active
@@ -16,7 +16,7 @@ from gpumuxd.domain import Bucket
 from gpumuxd.events import ModelProfile
 
 BUCKETS_MAX = 64
-"""Tables kept per model. Further buckets are predicted from their nearest and not learnt."""
+"""Tables kept per model. Further buckets are guessed from their nearest and not learnt."""
 
 DRIFT_SAMPLES = 16
 """Slices in a row that must deviate to one side. Fewer than a table's median needs to follow, or
@@ -86,7 +86,7 @@ def _borrow(table: BucketTable, bucket: Bucket, near: BucketTable, near_bucket: 
         (near.prefix[index + 1] - near.prefix[index]) * size // near_size
         for index in range(near.group_count)
     ]
-    table.set_base(group_ns, near.run_ns * size // near_size)
+    table.set_base(group_ns, near.run_ns * size // near_size, is_guess=True)
 
 
 class Drift:

@@ -9,7 +9,9 @@ behind it may become late. The other classes refuse only what is certain to miss
 and all of the classes above go first whatever the fair order does; a later arrival of a class
 above can only make it worse. With `fifo` all that is queued goes first.
 
-Where the plan is silent. A request without an estimate is never refused and weighs nothing. One
+Where the plan is silent. A request without an estimate is never refused and weighs nothing, queued
+or in flight. A guess is no estimate (`bucket_table.py`): sizes that were neither profiled nor run
+refuse neither their own requests nor others, until their own runs tell how long they take. One
 whose deadline has passed is refused, estimate or not. An admitted request that is late already
 refuses every arrival ahead of it, until it expires: nothing here gives it up. Beside a lane that
 is active, predictions are stretched by the measured interference.

@@ -161,12 +161,13 @@ class LaunchQueue:
         self.head_since_ns = now_ns
 
     def residual_ns(self, now_ns: int) -> int:
-        """Predicted time until all that is in flight has passed."""
-        if not self.flights:
-            return 0
-        head_ns = self.flights[0].predicted_ns
-        elapsed_ns = min(head_ns, max(0, now_ns - self.head_since_ns))
-        return self.covered_ns[-1] - elapsed_ns
+        """Predicted time until all that is in flight has passed; guesses count as nothing."""
+        rest_ns, since_ns = 0, max(0, now_ns - self.head_since_ns)
+        for flight in self.flights:
+            if not flight.cursor.table.is_guess:
+                rest_ns += max(0, flight.predicted_ns - since_ns)
+            since_ns = 0  # only the head runs
+        return rest_ns
 
     def clear(self) -> None:
         """The device is lost: nothing of this will pass."""

@@ -20,7 +20,7 @@ def run(table: BucketTable, *slices: tuple[int, int, int], slice_no: int = 0) ->
     column = table.new_column(slice_no)
     for first, end, device_ns in slices:
         table.record_slice(column, first, end, device_ns)
-    table.record_run(sum(device_ns for _, _, device_ns in slices), slice_no)
+    table.record_run(column, sum(device_ns for _, _, device_ns in slices), slice_no)
 
 
 def test_a_profile_is_believed() -> None:
@@ -107,6 +107,38 @@ def test_an_unknown_program_is_learnt_from_its_first_complete_run() -> None:
     assert table.run_ns == 200
 
 
+def test_a_guess_is_out_of_both_windows_after_one_whole_run() -> None:
+    table = BucketTable(2)
+    table.set_base((4_000, 1_000), 5_000, is_guess=True)
+    assert table.is_guess
+    run(table, (0, 1, 400), (1, 2, 600))
+    assert groups(table) == pytest.approx([400, 600], abs=1)  # ratios are rounded down
+    assert table.run_ns == pytest.approx(1_000, abs=1)
+    assert table.is_guess, "one run may be an outlier"
+    run(table, (0, 2, 1_000))
+    assert not table.is_guess
+    assert table.run_ns == pytest.approx(1_000, abs=1)
+    for _ in range(2 * RUNS):
+        run(table, (0, 2, 2_000))
+    assert table.run_ns == pytest.approx(2_000, abs=1), "and from there it follows as ever"
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_one_outlier_among_the_first_real_runs_counts_as_little(slow: int) -> None:
+    table = BucketTable(1)
+    table.set_base((5_000,), 5_000, is_guess=True)
+    for number in range(3):
+        run(table, (0, 1, 90_000 if number == slow else 1_000))
+    assert abs(table.run_ns - 1_000) <= 1
+
+
+def test_what_a_guess_is_off_by_is_no_deviation() -> None:
+    guessed, profiled = BucketTable(1), table_of(5_000)
+    guessed.set_base((5_000,), 5_000, is_guess=True)
+    assert guessed.record_slice(guessed.new_column(0), 0, 1, 1_000) == ONE
+    assert profiled.record_slice(profiled.new_column(0), 0, 1, 1_000) != ONE
+
+
 def test_pieces_of_several_runs_make_a_complete_one() -> None:
     table = BucketTable(2)
     table.record_slice(0, 1, 2, 20)
@@ -150,7 +182,7 @@ def test_a_sample_after_a_rescale_is_not_scaled_again() -> None:
     for column in columns:
         table.record_slice(column, 0, 1, 2_000)
     for _ in range(RUNS_PER_FOLD):
-        table.record_run(4_000, 9)
+        table.record_run(columns[0], 4_000, 9)
     assert groups(table) == [2_000, 2_000]
 
 

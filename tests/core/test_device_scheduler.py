@@ -90,11 +90,64 @@ def test_without_a_profile_there_is_no_prediction_and_one_group_in_flight() -> N
     assert set(talk.outcomes.values()) == {OutcomeKind.COMPLETED}
 
 
-def test_a_bucket_that_was_never_seen_is_predicted_from_its_nearest() -> None:
+def test_a_bucket_that_was_never_seen_is_sliced_by_its_nearest_and_predicts_no_end() -> None:
     talk = Conversation(ready("m", 100 * US))
     other: Bucket = (4,)
     talk.say(RequestArrived(1, "t", "m", BEST_EFFORT, other, 0))
-    assert talk.of_type(Admit) == [Admit(1, 400 * US)]
+    assert talk.of_type(Admit) == [Admit(1, 0)]
+    assert talk.slices[0].predicted_ns == 400 * US
+
+
+@pytest.mark.parametrize("bucket", [(64,), (1,)])
+def test_a_guess_refuses_nobody_and_real_runs_end_it_at_once(bucket: Bucket) -> None:
+    """A guess is 5 times too high: the first requests meet their deadlines all the same, and from
+    RUNS_TO_REFUSE runs on only what really can't end in time is refused."""
+    is_measured = bucket == (1,)
+    one = ready("m", 5 * MS if is_measured else 78_125)
+    talk = Conversation(one, duration_ns=lambda work: MS)
+
+    def ask(number: int, limit_ns: int) -> OutcomeKind:
+        at = talk.now_ns
+        talk.say(RequestArrived(number, "t", "m", REALTIME, bucket, at, at + limit_ns))
+        while talk.step() is not None:
+            pass
+        return talk.outcomes[number]
+
+    refused = OutcomeKind.DEADLINE_INFEASIBLE
+    if is_measured:  # a profile is believed
+        assert ask(1, 2 * MS) is refused
+        return
+    assert [ask(number, 2 * MS) for number in range(1, 6)] == [OutcomeKind.COMPLETED] * 5
+    told_ns = [admit.predicted_finish_ns for admit in talk.of_type(Admit)]
+    assert told_ns[:2] == [0, 0]
+    assert abs(told_ns[2] - 3 * MS) < US, "of real runs alone, at once"
+    assert ask(6, MS // 2) is refused, "now it is known"
+
+
+@pytest.mark.parametrize("is_in_flight", [True, False])
+def test_a_guess_of_one_refuses_no_other(is_in_flight: bool) -> None:
+    talk = Conversation(ready("m", MS), ready("blocks", MS), duration_ns=lambda work: MS)
+    if not is_in_flight:  # then it waits in the queue behind these
+        talk.say(request(8, "blocks"), request(9, "blocks"))
+    wild = RequestArrived(1, "t", "m", REALTIME, (1_000,), 0, 10**12)  # a guess of a second
+    talk.say(wild)
+    talk.say(request(2, "blocks", REALTIME, deadline=10 * MS))
+    talk.say(request(3, "blocks", STANDARD, deadline=20 * MS))
+    assert {2, 3}.isdisjoint(talk.outcomes), "both are admitted"
+
+
+def test_a_slow_first_run_of_unmeasured_sizes_locks_nobody_out() -> None:
+    talk = Conversation(
+        ModelReady("m", ModelProfile(1), REALTIME, None, 0, 0),
+        duration_ns=lambda work: 50 * MS if work.slice_id == 1 else MS,
+    )
+    for number in range(1, 8):
+        at = talk.now_ns
+        limit_ns = 60 * MS if number == 1 else 5 * MS
+        talk.say(request(number, "m", REALTIME, at=at, deadline=at + limit_ns))
+        while talk.step() is not None:
+            pass
+    assert set(talk.outcomes.values()) == {OutcomeKind.COMPLETED}
 
 
 def test_a_profile_run_takes_the_same_path_group_by_group() -> None:
@@ -111,8 +164,7 @@ def test_a_bucket_that_is_being_measured_is_not_guessed_at_the_cost_of_others() 
         talk.say(request(1, "short", STANDARD, deadline=10 * MS))
         return talk
 
-    # A request in that bucket would weigh 1024 times what is known of bucket 1.
-    assert talk(CursorKind.INFER).outcomes == {1: OutcomeKind.DEADLINE_INFEASIBLE}
+    assert talk(CursorKind.INFER).slices[0].predicted_ns == 1024 * MS // 4, "a guess"
     measured = talk(CursorKind.PROFILE)
     measured.run()
     assert measured.outcomes == {-1: OutcomeKind.COMPLETED, 1: OutcomeKind.COMPLETED}

@@ -82,7 +82,7 @@ class Fleet:
         self.slices += 1
         ratio = table.record_slice(column, 0, 1, device_ns)
         moved = self.estimator.record_deviation(model, ratio, self.slices)
-        table.record_run(device_ns, self.slices)
+        table.record_run(column, device_ns, self.slices)
         return moved
 
     def runs_ns(self) -> list[int]:

@@ -207,6 +207,7 @@ def test_laxity_follows_the_estimates() -> None:
     model = with_runs(600, 100)
     table = model.estimates.table((1,))
     for _ in range(RUNS_PER_FOLD):
-        table.record_slice(table.new_column(0), 0, 1, 300)
-        table.record_run(300, 0)
+        column = table.new_column(0)
+        table.record_slice(column, 0, 1, 300)
+        table.record_run(column, 300, 0)
     assert slicing.laxity_ns(model, SETTINGS, 0) == 300

@@ -16,6 +16,9 @@ ARTIFACT_FORMATS = {"model.pt2": "pt2", "model.onnx": "onnx"}
 """The names that an artifact may have in its version's directory, one of them at a time."""
 
 
+ABSENT = "model.toml lists it under versions, and it is not there"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
     """One version of one model that can be loaded. `artifact_name` is what it is called there;
@@ -76,6 +79,14 @@ class ModelListing:
         published += [int(entry.version) for entry in self.broken if entry.is_published]
         return self.manifest.versions.select(published)
 
+    @property
+    def absent(self) -> tuple[BrokenEntry, ...]:
+        """Versions that `model.toml` names and of which nothing is there."""
+        there = {str(version.version) for version in self.versions}
+        there |= {entry.version for entry in self.broken}
+        wanted = [str(number) for number in self.selected]
+        return tuple(BrokenEntry(self.name, n, ABSENT) for n in wanted if n not in there)
+
     def select(self) -> Selection:
         """What should serve. Raises InvalidManifest for a model that is broken as a whole, and
         InvalidModel or UnknownModel for one without any version to serve."""
@@ -84,15 +95,10 @@ class ModelListing:
         wanted = self.selected
         if not wanted:
             raise self._nothing()
-        absent = "model.toml lists it under versions, and it is not there"
-        reasons = {e.version: e for e in self.broken}
+        reasons = {e.version: e for e in (*self.broken, *self.absent)}
         return Selection(
             tuple(there[number] for number in wanted if number in there),
-            tuple(
-                reasons.get(str(number)) or BrokenEntry(self.name, str(number), absent)
-                for number in wanted
-                if number not in there
-            ),
+            tuple(reasons[str(number)] for number in wanted if number not in there),
         )
 
     def version(self, number: int) -> ModelVersion:

@@ -241,7 +241,7 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """The node at one moment; `reason` says why it is not ready."""
+    """The node at one moment; `reason` says why it is not ready, and which repositories are silent."""
 
     version: str
     started_ns: int

@@ -7,6 +7,7 @@ who asks: its repository is *silent*, and the others answer. It must not know st
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -52,16 +53,26 @@ class Catalogue:
 
     async def find(self, name: str) -> ModelListing:
         """What counts under this name. Raises UnknownModel, InvalidRequest, or ModelNotReady for
-        one in a repository that can't be looked at now."""
+        one that is, or may be, in a repository that can't be looked at now."""
         check_model_name(name)  # what can't be a name costs no thread
+        silent: Silence | None = None
         for side in self._sides:
             found = await side.find(name)
             if isinstance(found, Silence):
+                silent = silent or found
                 if name in found.names:
-                    raise ModelNotReady(f"model {name!r}: {found.reason}; retry")
+                    break
             elif found is not None:
                 return found
+        if silent is not None:
+            raise ModelNotReady(f"model {name!r}: {silent.reason}; retry")
         raise UnknownModel(f"no model {name!r} in the repository")
+
+    @property
+    def silent(self) -> list[str]:
+        """What is the matter with repositories that gave no answer when last asked, for operators.
+        Looks at no disk."""
+        return [f"repository {side.path} {side.silence}" for side in self._sides if side.silence]
 
     async def close(self) -> None:
         """Stop waiting for looks that go on. A thread that hangs in one is left behind."""
@@ -84,7 +95,12 @@ class _Side:
         self._finding = asyncio.Lock()
         self._scan_from_ns = 0
         self._names: frozenset[str] = frozenset()  # as last seen
-        self._told = ""
+        self.silence = ""
+        """Why it gave no answer when it was last asked."""
+
+    @property
+    def path(self) -> Path:
+        return self._repository.path
 
     async def scan(self) -> Mapping[str, ModelListing] | Silence:
         found = await self._ask("scan", self._scan, self._scan_ns_max)
@@ -136,22 +152,23 @@ class _Side:
             if self._until_ns:
                 patience_ns = min(self._until_ns.values()) - self._clock()
             if patience_ns <= 0:
-                return self._silent("its repository does not answer")
+                return self._silent("does not answer")
             task = task or self._shared(key, look)
             await asyncio.wait([task], timeout=patience_ns / NS_PER_S)
         try:
             found = task.result()
         except RepositoryUnreadable as error:
-            return self._silent(f"its repository can't be read: {error}")
-        if self._told:
-            self._told = ""
-            _log.info("repository_answers_again", repository=str(self._repository.path))
+            return self._silent(f"can't be read: {error}")
+        if self.silence:
+            self.silence = ""
+            _log.info("repository_answers_again", repository=str(self.path))
         return found
 
-    def _silent(self, reason: str) -> Silence:
-        if reason != self._told:
-            self._told = reason
-            _log.warning("repository_silent", repository=str(self._repository.path), reason=reason)
+    def _silent(self, what: str) -> Silence:
+        reason = f"its repository {what}"
+        if what != self.silence:
+            self.silence = what
+            _log.warning("repository_silent", repository=str(self.path), reason=reason)
         return Silence(reason, self._names)
 
     def _shared(self, key: Hashable, look: Callable[[], Awaitable[_T]]) -> "asyncio.Task[_T]":

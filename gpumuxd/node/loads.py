@@ -160,6 +160,8 @@ class Loads:
             await self._take_down(entry, NOT_LOADED)
         if entry.state is ModelState.UNAVAILABLE:
             entry.move(ModelState.LOADING)
+        elif entry.is_ready:
+            entry.note = "it serves; a newer copy is being loaded"
         try:
             replica = await self._placing.make(entry, found)
         except BaseException as error:

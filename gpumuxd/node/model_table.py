@@ -74,7 +74,7 @@ class VersionEntry:
     """One version of one model. `replica` is there exactly in READY, LOADING again and UNLOADING.
 
     device_losses  deaths of its device while it was loaded again
-    note           while it is READY: why what is on the disk now does not serve in its place
+    note           while it is READY: why what is on the disk now does not serve in its place (yet)
     failed         what could not be loaded, and would not be if it were tried again
     """
 

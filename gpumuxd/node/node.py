@@ -42,7 +42,7 @@ from gpumuxd.node.loading import Loading
 from gpumuxd.node.model_page import model_detail
 from gpumuxd.node.model_table import Replica
 from gpumuxd.node.polling import Polling
-from gpumuxd.node.readiness import reason_not_ready
+from gpumuxd.node.readiness import status_reason
 from gpumuxd.node.registry import Registry
 from gpumuxd.node.replies import wait_reply
 from gpumuxd.node.request_memory import RequestMemory
@@ -113,6 +113,7 @@ class Node:
             self._journal,
             self.polling,
             self._tell_readiness,
+            settings.poll_ns,
         )
 
     # Life
@@ -152,10 +153,10 @@ class Node:
         """End the devices: after what they have in flight, or at once. Idempotent."""
         self._is_draining = True
         self._tell_readiness()
-        if is_urgent:
+        await self._startup.close()
+        if is_urgent:  # nothing is awaited before `stop`: a device that is killed starts again
             for device in self._devices.values():
                 device.kill()
-        await self._startup.close()
         await asyncio.gather(*(device.stop() for device in self._devices.values()))
         await self._registry.close()
 
@@ -192,7 +193,7 @@ class Node:
             started_ns=self._started_ns,
             now_ns=self._clock(),
             devices=tuple(device.view() for device in self._devices.values()),
-            reason=reason_not_ready(
+            reason=status_reason(
                 self._is_draining,
                 self._devices.values(),
                 self._registry,

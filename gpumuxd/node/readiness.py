@@ -1,7 +1,7 @@
-"""Why is the node not ready: words for the operator who reads a status.
+"""What is the matter with the node: words for the operator who reads a status.
 
 It must not know how a device or a model comes to be ready, only what they say of themselves.
-Invariant: empty exactly when the node is ready, by the same conditions.
+Invariant: `reason_not_ready` is empty exactly when the node is ready, by the same conditions.
 """
 
 from collections.abc import Iterable
@@ -9,6 +9,18 @@ from collections.abc import Iterable
 from gpumuxd.node.registry import Registry
 from gpumuxd.node.startup import Startup
 from gpumuxd.node.supervisor import DeviceSupervisor
+
+
+def status_reason(
+    is_draining: bool,
+    devices: Iterable[DeviceSupervisor],
+    registry: Registry,
+    startup: Startup,
+) -> str:
+    """All that keeps the node from being ready, and repositories that do not answer, which don't:
+    what is loaded serves on. "" when all is well."""
+    reasons = [reason_not_ready(is_draining, devices, registry, startup)]
+    return "; ".join(filter(None, reasons + registry.catalogue.silent))
 
 
 def reason_not_ready(

@@ -20,6 +20,7 @@ from gpumuxd.models.listing import BrokenEntry, ModelListing, Scan
 from gpumuxd.models.manifest import Manifest
 from gpumuxd.models.names import check_model_name, is_model_name, version_number
 from gpumuxd.models.repository import Repository
+from gpumuxd.models.version_policy import DEFAULT_POLICY
 from gpumuxd.node.api import IndexEntry, ModelState, ModelView, Tenant
 from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.device_link import DeviceLink
@@ -166,14 +167,14 @@ class Registry:
                 known[loaded.name, view.version] = VersionFacts(view, replica.manifest, replica)
         if tenant.is_admin:
             names = {name for name, _ in known}
-            for name, reason in self.failures.items():
+            for name, reason in {**scan.unknown, **self.failures}.items():
                 if name not in names:
                     known[name, ""] = _broken(BrokenEntry(name, "", reason), None)
         return [known[key] for key in sorted(known, key=lambda key: (key[0], key[1].zfill(9)))]
 
     def _listed(self, listing: ModelListing) -> Iterator[VersionFacts]:
         manifest = listing.manifest if listing.is_readable else None
-        for entry in listing.broken:
+        for entry in (*listing.broken, *listing.absent):
             yield _broken(entry, manifest)
         for version in listing.versions:
             yield VersionFacts(self._on_disk(listing, version.version), manifest, None)
@@ -181,9 +182,13 @@ class Registry:
     def _on_disk(self, listing: ModelListing, number: int) -> IndexEntry:
         """A version that is there, and not loaded unless the table says so."""
         view = self._table.entry(listing.name, number).view()
-        if view.reason == NOT_LOADED and number not in listing.selected:
-            return replace(view, reason=f"{NOT_LOADED}: model.toml's versions do not select it")
-        return view
+        selected = listing.selected
+        if view.reason != NOT_LOADED or number in selected:
+            return view
+        why = "model.toml's versions do not select it"
+        if listing.manifest.versions == DEFAULT_POLICY:  # also where there is no model.toml
+            why = f"the default policy (latest) selects version {selected[-1]}"
+        return replace(view, reason=f"{NOT_LOADED}: {why}")
 
     # Loading and unloading
 

@@ -4,7 +4,9 @@
     poll       everything in the repositories, from then on kept as it is there
 
 The node serves meanwhile. It counts as not ready until each of these was tried once, and until the
-startup models serve. It must not know devices or requests.
+startup models serve. In explicit mode, what was only not ready (its repository was missing, its
+device down) is tried again every `retry_ns`, as poll mode does by itself. It must not know devices
+or requests.
 """
 
 import asyncio
@@ -12,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from gpumuxd.errors import GpumuxdError
+from gpumuxd.errors import GpumuxdError, ModelNotReady
 from gpumuxd.node.journal import Journal
 from gpumuxd.node.polling import Polling
 from gpumuxd.node.registry import Registry
 from gpumuxd.node.settings import ALL_MODELS
+from gpumuxd.units import NS_PER_S
 
 _log = structlog.get_logger()
 
@@ -31,6 +34,7 @@ class Startup:
         journal: Journal,
         polling: Polling | None,
         on_change: Callable[[], None],
+        retry_ns: int,
     ) -> None:
         self.models = tuple(startup_models)
         """Those that have to serve, by name when all are meant and it is known which there are."""
@@ -40,6 +44,8 @@ class Startup:
         self._polling = polling
         self._on_change = on_change
         self._rest: asyncio.Task[None] | None = None
+        self._retry_ns = retry_ns
+        self._not_ready: set[str] = set()  # to be tried again
 
     async def load_models(self) -> Mapping[str, str]:
         """Load the startup models; return those that failed, with the reason. What else there is
@@ -85,6 +91,19 @@ class Startup:
         self._on_change()
         if self._polling is not None:
             await self._polling.run()
+        await self._registry.catalogue.scan()  # a repository that is missing is logged now
+        while True:
+            await asyncio.sleep(self._retry_ns / NS_PER_S)
+            await self.retry()
+
+    async def retry(self) -> None:
+        """Try again what was only not ready, unless a client has loaded or unloaded it since."""
+        if self._registry.catalogue.silent:
+            await self._registry.catalogue.scan()
+        self._not_ready &= self._registry.failures.keys()
+        if self._not_ready:
+            await self._try(sorted(self._not_ready))
+            self._on_change()
 
     async def _try(self, names: Sequence[str]) -> dict[str, str]:
         """Load them all at once; the reasons of those that can't be loaded."""
@@ -93,8 +112,13 @@ class Startup:
         )
         failures = {}
         for name, result in zip(names, results, strict=True):
+            self._not_ready.discard(name)
+            if isinstance(result, ModelNotReady):
+                self._not_ready.add(name)
             if isinstance(result, GpumuxdError):
                 failures[name] = self._registry.failures[name] = result.message
             elif isinstance(result, BaseException):
                 raise result
+            else:
+                self._registry.failures.pop(name, None)
         return failures

@@ -159,8 +159,9 @@ async def test_a_repository_that_hangs_hides_no_other_and_keeps_its_own_names() 
         assert (await catalogue.find("n")).name == "n"
         with pytest.raises(ModelNotReady, match="'m': its repository does not answer; retry"):
             await catalogue.find("m")  # not the one of the other repository
-        with pytest.raises(UnknownModel):
-            await catalogue.find("unknown")
+        assert catalogue.silent == ["repository /slow does not answer"]
+        with pytest.raises(ModelNotReady, match="'unknown': its repository does not answer"):
+            await catalogue.find("unknown")  # it may have been published there meanwhile
         # All of these came after it was known to hang: none cost it a thread.
         assert hanging.looks == ["scan", "scan"]
         hanging.goes_on.set()
@@ -168,6 +169,9 @@ async def test_a_repository_that_hangs_hides_no_other_and_keeps_its_own_names() 
             while (await catalogue.scan()).unknown:
                 pass  # each takes some turns of the loop
     assert (await catalogue.find("m")).name == "m"
+    assert catalogue.silent == []
+    with pytest.raises(UnknownModel):
+        await catalogue.find("unknown")
     assert [line["event"] for line in lines] == ["repository_silent", "repository_answers_again"]
 
 
@@ -192,6 +196,8 @@ async def test_a_repository_that_can_not_be_read_any_more_keeps_its_names() -> N
     first.names, second.names = ["m"], ["m", "n"]
     catalogue = impatient(StoppedClock(), first, second)
     first.error = RepositoryUnreadable("No such file or directory")
+    with pytest.raises(ModelNotReady, match="'x': its repository can't be read: No such file"):
+        await catalogue.find("x")  # it was never seen: it may have any name but those of others
     assert sorted((await catalogue.scan()).models) == ["m", "n"]  # it never had a name
     first.error = None
     await catalogue.find("m")

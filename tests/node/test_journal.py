@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gpumuxd.errors import InvalidModel, UnknownModel
+from gpumuxd.errors import InvalidModel, ModelNotReady, UnknownModel
 from gpumuxd.node import journal as journals
 from gpumuxd.node.journal import JOURNAL_NAME, MODELS_MAX, Journal
 from gpumuxd.node.settings import RepositoryMode
 from gpumuxd.node.tenants import DEFAULT_TENANT
 from gpumuxd.wire import frames
-from tests.node.fakes import WAIT_S, load_badly, load_never, load_well
+from tests.node.fakes import WAIT_S, call, load_badly, load_never, load_well
 from tests.node.world import ADMIN, INDEX, TENANTS, World
 
 
@@ -254,6 +254,60 @@ async def test_a_kept_model_that_can_not_be_loaded_says_why_and_stays_until_it_i
                 await node.unload(ADMIN, "gone")
     failed = {x["model"] for x in lines if x["event"] == "journalled_model_failed"}
     assert failed == {"gone", "bad"}
+
+
+async def test_a_repository_that_is_missing_at_a_restart_is_named_and_its_models_come_back(
+    world: World, path: Path
+) -> None:
+    put(path, "m", "mine")
+    away = world.repository.with_name("away")
+    world.repository.rename(away)
+    silent = "its repository can't be read: No such file or directory"
+    with capture_logs() as lines:
+        async with world.started(journal_path=path, tenants=TENANTS) as node:
+            await world.wait_ready()
+            assert await world.states("m") == {"": f"model 'm': {silent}; retry"}
+            for name in ("m", "other"):
+                with pytest.raises(ModelNotReady, match=silent):
+                    await node.infer(call(model=name, tenant=INDEX))
+            assert node.view().reason == (
+                f"repository {world.repository} can't be read: No such file or directory"
+            )
+            await node.unload(ADMIN, "mine")  # nobody wants it back
+            await node._startup.retry()
+            assert world.loaded == []
+            away.rename(world.repository)
+            world.add("mine")
+            await node._startup.retry()
+            assert await world.states("m") == {"1": "READY"}
+            assert await world.states("mine") == {"1": "not loaded"}
+            assert node.view().reason == ""
+            await node.unload(ADMIN, "m")
+            await node._startup.retry()
+            assert await world.states("m") == {"1": "unloaded"}
+    events = [x["event"] for x in lines if x["event"].startswith("repository")]
+    assert events == ["repository_silent", "repository_answers_again"]
+
+
+async def test_what_is_tried_again_is_so_by_itself_also_startup_models(
+    world: World, path: Path
+) -> None:
+    away = world.repository.with_name("away")
+    world.repository.rename(away)
+    async with world.started(journal_path=path, startup_models=("m",), poll_ns=1_000_000):
+        away.rename(world.repository)
+        await world.wait_ready()
+
+
+async def test_a_missing_repository_is_logged_at_the_start_though_nobody_asks(
+    world: World,
+) -> None:
+    world.repository.rename(world.repository.with_name("away"))
+    with capture_logs() as lines:
+        async with world.started() as node:
+            while not node._registry.catalogue.silent:
+                await asyncio.to_thread(os.sched_yield)
+    assert "repository_silent" in [x["event"] for x in lines]
 
 
 async def test_the_node_serves_while_it_restores_and_is_ready_when_each_was_tried(

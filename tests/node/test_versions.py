@@ -13,6 +13,7 @@ from gpumuxd.errors import (
     OutOfDeviceMemory,
     UnknownModel,
 )
+from gpumuxd.models.listing import ABSENT
 from gpumuxd.node.api import ModelState
 from gpumuxd.node.tenants import DEFAULT_TENANT
 from gpumuxd.wire import frames
@@ -65,6 +66,42 @@ async def test_all_selected_versions_serve_and_the_highest_answers_who_names_non
         await node.unload(DEFAULT_TENANT, "m")
         states = await world.states()
         assert (states["9"], states["10"]) == ("unloaded", "unloaded")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "why"),
+    [
+        ("", "the default policy (latest) selects version 10"),
+        ("slo_ms = 5", "the default policy (latest) selects version 10"),
+        ("versions = [10]", "model.toml's versions do not select it"),
+    ],
+)
+async def test_what_is_not_selected_says_by_what(world: World, manifest: str, why: str) -> None:
+    world.add(manifest=manifest)
+    world.add(version=10, manifest=manifest)
+    async with world.started():
+        assert await world.states() == {"1": f"not loaded: {why}", "10": "not loaded"}
+
+
+async def test_a_version_that_is_listed_and_not_there_has_a_row_before_any_load(
+    world: World,
+) -> None:
+    world.add(manifest="versions = [1, 7]")
+    async with world.started():
+        assert await world.states() == {"1": "not loaded", "7": ABSENT}
+
+
+async def test_what_serves_says_that_a_newer_copy_is_being_loaded(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        world.add(data=b"v2")
+        world.device.on_load = load_never
+        task = asyncio.ensure_future(node.load(DEFAULT_TENANT, "m"))
+        frame = (await world.life.wait_for(frames.LoadModel, 2))[-1]
+        copying = "it serves; a newer copy is being loaded"
+        assert await world.state() == (ModelState.READY, copying)
+        load_well(world.life, frame)
+        await task
+        assert await world.state() == (ModelState.READY, "")
 
 
 async def test_a_new_version_comes_beside_the_others_and_what_did_not_change_is_left_alone(

@@ -241,7 +241,7 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """The node at one moment; `reason` says why it is not ready, and which repositories are silent."""
+    """The node at one moment; `reason`: why it is not ready, and repositories that are silent."""
 
     version: str
     started_ns: int

@@ -263,7 +263,7 @@ async def test_a_broken_version_that_is_selected_is_named_and_the_others_load(
             f"model 'm' version 2: {both}; version 7: model.toml lists it under versions, and it "
             "is not there (version 1 serves)"
         )
-        assert await world.states() == {"1": "READY", "2": both}
+        assert await world.states() == {"1": "READY", "2": both, "7": ABSENT}
 
 
 async def test_versions_of_two_formats_are_read_as_what_they_are(world: World) -> None:

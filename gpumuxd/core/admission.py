@@ -19,7 +19,7 @@ def why_no_place(
         return Outcome(
             OutcomeKind.MODEL_NOT_READY, f"model {cursor.model_key!r} is not ready on this device"
         )
-    if model.is_draining:
+    if model.is_closed_to(cursor.arrival):
         return Outcome(OutcomeKind.DRAINING, f"model {model.key!r} is being unloaded")
     if live >= requests_max:
         return Outcome(

@@ -16,7 +16,8 @@ cursor, so there is no code for it here but the counting.
 
 Invariants: every RequestArrived gets exactly one Finish, an admitted one exactly one Admit before
 it; a Finish is given only when nothing of its cursor is in flight; a cursor that held a frame
-gets one Retire after its Finish; a draining model gets one Release after its last Finish.
+gets one Retire after its Finish; a draining model gets one Release after its last Finish;
+what arrived before its model was told to drain is never refused for it.
 
 Decisions where the plan is silent. A slice that ended before the deadline completes its request
 even if we heard of it later. A failure outranks a cancellation or a missed deadline, since it says
@@ -107,7 +108,7 @@ class DeviceScheduler:
             case ModelDraining():
                 model = self._models.get(event.model)
                 if model is not None and not model.is_draining:
-                    model.is_draining = True
+                    model.last_arrival = self._arrival
                     self._draining.append(model)
             case TenantChanged():
                 self._tenant(event.tenant).change(

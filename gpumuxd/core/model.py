@@ -1,7 +1,8 @@
 """A model that can be launched on this device, from ModelReady to its Release.
 
 It must not know cursors or queues. `live` counts the requests that were admitted and have not
-ended; a draining model is released when that reaches zero.
+ended; a draining model is released when that reaches zero. What arrived before it was told to drain
+may still be admitted, however late that is decided: who sent it knew of no drain.
 """
 
 from gpumuxd.core.estimator import Estimates
@@ -19,8 +20,8 @@ class Model:
         "frame_bytes",
         "group_count",
         "is_blocked",
-        "is_draining",
         "key",
+        "last_arrival",
         "live",
         "number",
         "slo_ns",
@@ -46,9 +47,19 @@ class Model:
         self.slo_ns = slo_ns
         self.weights_bytes = weights_bytes
         self.frame_bytes = frame_bytes
-        self.is_draining = False
+        self.last_arrival: int | None = (
+            None  # None: it takes all; else it drains, and takes none later
+        )
         self.is_blocked = False  # its frame does not fit beside what is held now
         self.live = 0
         self.started = 0
         self.completed = 0
         self.failed = 0
+
+    @property
+    def is_draining(self) -> bool:
+        return self.last_arrival is not None
+
+    def is_closed_to(self, arrival: int) -> bool:
+        """Did it drain already when this arrived?"""
+        return self.last_arrival is not None and arrival > self.last_arrival

@@ -126,11 +126,11 @@ class Checkers:
         model = self.world.models.get(request.arrived.model)
         if self.world.is_lost:
             self.violate(Invariant.LOST_DEVICE, "admits on a lost device")
-        if model is None or model.is_draining:
+        if model is None or request.met_drain:
             self.violate(
                 Invariant.DRAINING,
                 f"admits request {command.request_id} of {request.arrived.model}, "
-                f"which is {'draining' if model else 'not ready'}",
+                f"which {'drained when it arrived' if model else 'is not ready'}",
             )
             if model is None:
                 return

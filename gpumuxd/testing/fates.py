@@ -59,7 +59,7 @@ def _why_no_cause(world: World, request: SeenRequest, kind: OutcomeKind, now_ns:
         and arrived.kind is CursorKind.INFER,
         OutcomeKind.QUEUE_FULL: len(world.requests) > settings.queue_requests_max,
         OutcomeKind.MODEL_NOT_READY: model is None,
-        OutcomeKind.DRAINING: model is not None and model.is_draining,
+        OutcomeKind.DRAINING: request.met_drain,
         OutcomeKind.OUT_OF_DEVICE_MEMORY: model is not None
         and _weights_bytes(world) + model.ready.frame_bytes > settings.memory_bytes_max,
         OutcomeKind.MODEL_FAULTED: request.cursor is not None and request.cursor.failed,

@@ -103,6 +103,7 @@ class SeenRequest:
         "effective_class",
         "is_admitted",
         "key",
+        "met_drain",
         "model",
         "seen_ns",
         "was_held_back",
@@ -119,6 +120,7 @@ class SeenRequest:
         self.cursor: SeenCursor | None = None
         self.is_admitted = False
         self.cancelled = False
+        self.met_drain = False  # its model drained already when it arrived
         self.was_held_back = False  # for want of a frame or of memory
 
 

@@ -281,7 +281,13 @@ class Workload:
             if self._is_restarted or name not in self._key_of_model:
                 return
             self._reload_after_ns[name] = reload_after_ns
+            # Some come before it and some too late, all in the turn that hears of the drain.
+            users = [client for client in self._clients if client.parameters.model == name]
+            for client in users:
+                client.send(now_ns)
             self._post(now_ns, ModelDraining(self._key_of_model[name]))
+            for client in users:
+                client.send(now_ns)
 
         return drain
 
@@ -317,7 +323,7 @@ class Client:
         first_ns = self.random.randrange(max(1, min(asked.interval_ns, 1_000_000)))
         if asked.pattern == "closed":
             for _ in range(asked.width):
-                self._workload.at(first_ns, self._send)
+                self._workload.at(first_ns, self.send)
         else:
             self._workload.at(first_ns, self._send_and_repeat)
 
@@ -331,9 +337,10 @@ class Client:
             return
         is_served = kind is OutcomeKind.COMPLETED
         pause_ns = self.random.choice((0, 20_000)) if is_served else 300_000
-        self._workload.at(now_ns + pause_ns, self._send)
+        self._workload.at(now_ns + pause_ns, self.send)
 
-    def _send(self, now_ns: int) -> None:
+    def send(self, now_ns: int) -> None:
+        """One more request, if any is left."""
         if self._left == 0 or now_ns >= self._workload.horizon_ns:
             return
         self._left -= 1
@@ -347,7 +354,7 @@ class Client:
         asked = self.parameters
         interval_ns = asked.interval_ns
         for _ in range(asked.width if asked.pattern == "burst" else 1):
-            self._send(now_ns)
+            self.send(now_ns)
         if asked.pattern == "poisson":
             interval_ns = max(1, int(self.random.expovariate(1.0) * interval_ns))
         if self._left and now_ns < self._workload.horizon_ns:

@@ -76,6 +76,8 @@ class World:
             case RequestArrived():
                 request = SeenRequest(event, self.arrivals, now_ns)
                 self.arrivals += 1
+                model = self.models.get(event.model)
+                request.met_drain = model is not None and model.is_draining
                 self.requests[event.request_id] = request
                 self.undecided[event.request_id] = request
                 if event.deadline_ns is not None:
@@ -90,8 +92,8 @@ class World:
             case ModelReady():
                 self.models[event.model] = SeenModel(event)
                 self.memory_bytes += event.weights_bytes
-            case ModelDraining(model):
-                self.models[model].is_draining = True
+            case ModelDraining():
+                self.models[event.model].is_draining = True
             case TenantChanged():
                 self.tenants[event.tenant] = SeenTenant(event, now_ns)
             case PartitionChanged():

@@ -11,25 +11,30 @@ from tests.core.objects import make_cursor, make_model
 
 
 @pytest.mark.parametrize(
-    ("is_loaded", "is_draining", "live", "frame_bytes", "expected"),
+    ("is_loaded", "last_arrival", "live", "frame_bytes", "expected"),
     [
-        (True, False, 9, 10, None),
-        (False, False, 9, 10, OutcomeKind.MODEL_NOT_READY),
-        (True, True, 9, 10, OutcomeKind.DRAINING),
-        (True, False, 10, 10, OutcomeKind.QUEUE_FULL),
-        (True, False, 9, 11, OutcomeKind.OUT_OF_DEVICE_MEMORY),
-        (False, True, 10, 11, OutcomeKind.MODEL_NOT_READY),  # the first that fails is told
-        (True, True, 10, 11, OutcomeKind.DRAINING),
-        (True, False, 10, 11, OutcomeKind.QUEUE_FULL),
+        (True, None, 9, 10, None),
+        (False, None, 9, 10, OutcomeKind.MODEL_NOT_READY),
+        (True, 6, 9, 10, OutcomeKind.DRAINING),
+        (True, 7, 9, 10, None),  # it was there before the drain
+        (True, None, 10, 10, OutcomeKind.QUEUE_FULL),
+        (True, None, 9, 11, OutcomeKind.OUT_OF_DEVICE_MEMORY),
+        (False, 6, 10, 11, OutcomeKind.MODEL_NOT_READY),  # the first that fails is told
+        (True, 6, 10, 11, OutcomeKind.DRAINING),
+        (True, None, 10, 11, OutcomeKind.QUEUE_FULL),
     ],
 )
 def test_is_there_a_place(
-    is_loaded: bool, is_draining: bool, live: int, frame_bytes: int, expected: OutcomeKind | None
+    is_loaded: bool,
+    last_arrival: int | None,
+    live: int,
+    frame_bytes: int,
+    expected: OutcomeKind | None,
 ) -> None:
     model = make_model(frame_bytes=frame_bytes)
-    model.is_draining = is_draining
+    model.last_arrival = last_arrival
     outcome = admission.why_no_place(
-        make_cursor(1, model), model if is_loaded else None, live, 10, Ledger(10, 8, 0)
+        make_cursor(7, model), model if is_loaded else None, live, 10, Ledger(10, 8, 0)
     )
     assert (outcome and outcome.kind) == expected
     if outcome is not None:

@@ -481,6 +481,38 @@ def test_a_draining_model_finishes_what_it_admitted_and_is_released_once() -> No
     assert talk.outcomes[5] is OutcomeKind.MODEL_NOT_READY
 
 
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        # What was said before one poll, in this order:             the fate of request 1
+        ((request(1, "short"), ModelDraining("short")), OutcomeKind.COMPLETED),
+        ((ModelDraining("short"), request(1, "short")), OutcomeKind.DRAINING),
+        (
+            (request(1, "short"), ModelDraining("short"), ModelDraining("short")),
+            OutcomeKind.COMPLETED,
+        ),
+        (
+            (ModelDraining("short"), request(1, "short"), ModelDraining("short")),
+            OutcomeKind.DRAINING,
+        ),
+        (
+            (request(1, "short"), RequestCancelled(1), ModelDraining("short")),
+            OutcomeKind.CANCELLED,
+        ),
+        ((request(1, "short"), ModelDraining("short"), DeviceLost("")), OutcomeKind.DEVICE_LOST),
+    ],
+)
+def test_only_what_arrived_after_a_drain_is_refused_for_it(
+    said: tuple[Event, ...], outcome: OutcomeKind
+) -> None:
+    talk = Conversation(SHORT)
+    talk.say(*said)
+    talk.run()
+    assert talk.outcomes == {1: outcome}
+    assert talk.of_type(Release) == [Release("short")]
+    assert talk.commands[-1] == Release("short")
+
+
 def test_an_idle_model_is_released_at_once_and_its_key_may_be_used_again() -> None:
     talk = Conversation(SHORT)
     assert talk.say(ModelDraining("short")) == [Release("short")]

@@ -303,6 +303,24 @@ class IgnoresDraining(Bent):
         return None if isinstance(event, ModelDraining) else event
 
 
+class DrainsBeforeItDecides(Bent):
+    """Refuses what arrived before the drain that it heard of in the same turn."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        super().__init__(settings)
+        self.heard: list[tuple[Event, int]] = []
+
+    def handle(self, event: Event, now_ns: int) -> None:
+        self.heard.append((event, now_ns))
+
+    def poll(self, now_ns: int) -> list[Command]:
+        # Stable: all else stays in its order.
+        for event, at_ns in sorted(self.heard, key=lambda h: isinstance(h[0], RequestArrived)):
+            self.inner.handle(event, at_ns)
+        self.heard.clear()
+        return super().poll(now_ns)
+
+
 class ReleasesTwice(Bent):
     def bend_commands(self, commands: list[Command]) -> list[Command]:
         return _each(commands, lambda c: [c, c] if isinstance(c, Release) else [c])

@@ -82,6 +82,7 @@ BROKEN: list[tuple[Invariant, SchedulerOf, Needs]] = [
     (Invariant.RESOURCES, broken.SharesFrames, anything),
     (Invariant.RESOURCES, broken.MiscountsSlices, anything),
     (Invariant.DRAINING, broken.IgnoresDraining, reloads),
+    (Invariant.ONE_FINISH, broken.DrainsBeforeItDecides, reloads),
     (Invariant.DRAINING, broken.ReleasesTwice, reloads),
     (Invariant.DRAINING, broken.NeverReleases, reloads),
     (Invariant.LIVENESS, broken.NeverRests, anything),

@@ -47,9 +47,7 @@ class Model:
         self.slo_ns = slo_ns
         self.weights_bytes = weights_bytes
         self.frame_bytes = frame_bytes
-        self.last_arrival: int | None = (
-            None  # None: it takes all; else it drains, and takes none later
-        )
+        self.last_arrival: int | None = None  # it drains once there is one, and takes none later
         self.is_blocked = False  # its frame does not fit beside what is held now
         self.live = 0
         self.started = 0

@@ -31,6 +31,7 @@ from gpumuxd.models import plan as plans
 from gpumuxd.models.limits import DEFAULT_LIMITS, ReadLimits
 from gpumuxd.models.onnx_limits import DEFAULT_ONNX_LIMITS, OnnxLimits
 from gpumuxd.models.onnx_operators import onnx_allow_list
+from gpumuxd.models.onnx_optimiser import runtime_package
 from gpumuxd.models.onnx_proto import onnx_package
 from gpumuxd.models.onnx_reader import OnnxArtifact
 from gpumuxd.models.operators import allow_list
@@ -43,6 +44,10 @@ from gpumuxd.wire.sandbox import Policy, confine
 
 ADDRESS_SPACE_BYTES_MAX = 2 * GIB
 """Decoding a graph of 60 MiB took 0.4 GiB; weights are copied in pieces, not mapped."""
+
+ONNX_COPIES_MAX = 6
+"""As many times the artifact's size more for ONNX: the message as bytes and decoded, what the
+runtime makes of both, its file, and that decoded. Measured in all: 6.9 times 256 MiB."""
 
 CPU_SECONDS_MAX = 60
 """About 1 s for each GiB of weights to hash and copy on a slow core, and room for the graph."""
@@ -77,10 +82,16 @@ def serve(channel: Channel) -> None:
     frame, descriptors = _receive(channel)
     assert isinstance(frame, Read), f"expected Read, got {type(frame).__name__}"
     (artifact_fd,) = descriptors
-    if frame.artifact_format == ONNX:
+    is_onnx = frame.artifact_format == ONNX
+    address_space_bytes_max = ADDRESS_SPACE_BYTES_MAX
+    if is_onnx:
         _import_onnx()
-    give_up_rights()
-    limit_resources(frame.model_bytes_max)
+        address_space_bytes_max += ONNX_COPIES_MAX * min(
+            os.fstat(artifact_fd).st_size, DEFAULT_ONNX_LIMITS.artifact_bytes_max
+        )
+    # ONNX Runtime writes what it optimised to a file, if only one in memory.
+    give_up_rights(Policy(reopens_own_memory=is_onnx))
+    limit_resources(frame.model_bytes_max, address_space_bytes_max)
     try:
         done, made = _read_descriptor(artifact_fd, frame.model_bytes_max, frame.artifact_format)
     except InvalidModel as error:
@@ -95,8 +106,11 @@ def serve(channel: Channel) -> None:
 
 def _import_onnx() -> None:
     """What can be imported later no more. Where it is missing, reading will say so."""
+    # A thread that exists already can't be confined, and numpy's library would start some.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     with contextlib.suppress(InvalidModel):
         onnx_package()
+        runtime_package()
     onnx_allow_list()
 
 
@@ -115,7 +129,10 @@ def read(
     """Validate an artifact; return the answer and the descriptors of plan and weights."""
     artifact: Artifact | OnnxArtifact
     if artifact_format == ONNX:
-        onnx = OnnxArtifact(file, _limited(DEFAULT_ONNX_LIMITS, model_bytes_max))
+        limits = _limited(DEFAULT_ONNX_LIMITS, model_bytes_max)
+        onnx = OnnxArtifact(file, limits, is_optimised=True)
+        if onnx.why_not_optimised:
+            print(f"gpumuxd.loader: not optimised: {onnx.why_not_optimised}", file=sys.stderr)
         artifact, plan_bytes = onnx, onnx_plan.encode(onnx.plan)
         platform, parameter_count = "onnxruntime_onnx", onnx.parameter_count
     else:
@@ -152,13 +169,15 @@ def _limited(limits: _Limits, model_bytes_max: int) -> _Limits:
     )
 
 
-def limit_resources(model_bytes_max: int) -> None:
+def limit_resources(
+    model_bytes_max: int, address_space_bytes_max: int = ADDRESS_SPACE_BYTES_MAX
+) -> None:
     """Bound what a hostile artifact can make this process use. Lower limits that exist stay."""
     file_bytes_max = max(model_bytes_max, PLAN_BYTES_MAX) + MIB
     for kind, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, CPU_SECONDS_MAX),
-        (resource.RLIMIT_AS, ADDRESS_SPACE_BYTES_MAX),
+        (resource.RLIMIT_AS, address_space_bytes_max),
         (resource.RLIMIT_NOFILE, OPEN_FILES_MAX),
         # Also the limit of each memfd, which is where weights go.
         (resource.RLIMIT_FSIZE, file_bytes_max),
@@ -173,14 +192,14 @@ def limit_resources(model_bytes_max: int) -> None:
         resource.setrlimit(kind, (bounded, above))
 
 
-def give_up_rights() -> None:
+def give_up_rights(policy: Policy) -> None:
     """From here on: no process, connection, file or right that an ordinary account would have."""
     parent_pid = os.getppid()
     # All that Python would open later, when it may no more: a data file, and the encoding of
     # names in a zip file that are not said to be UTF-8.
     allow_list()
     codecs.lookup("cp437")
-    confinement = confine(Policy())
+    confinement = confine(policy)
     for measure, reason in confinement.missing:
         print(f"gpumuxd.loader: this machine has no {measure} for it: {reason}", file=sys.stderr)
     # Becoming another account cleared it.
@@ -188,7 +207,8 @@ def give_up_rights() -> None:
 
 
 def _out_of_memory() -> str:
-    return f"reading the artifact takes more than {ADDRESS_SPACE_BYTES_MAX} bytes of memory"
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return f"reading the artifact takes more than {limit_bytes} bytes of memory"
 
 
 def _receive(channel: Channel) -> tuple[object, list[int]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpumuxd.errors import InvalidModel
 from gpumuxd.models.onnx_limits import OnnxLimits
-from gpumuxd.models.onnx_operators import onnx_allow_list
+from gpumuxd.models.onnx_operators import OnnxAllowList, onnx_allow_list
 from gpumuxd.models.onnx_plan import OnnxNode
 from gpumuxd.models.onnx_tensors import OnnxWeightImage, check_tensor
 
@@ -32,11 +32,17 @@ _UNNAMED = ""
 class OnnxGraph:
     """Takes the graph in, piece by piece. `values` are the names of all that is no weight."""
 
-    def __init__(self, package: Any, weights: OnnxWeightImage, limits: OnnxLimits) -> None:
+    def __init__(
+        self,
+        package: Any,
+        weights: OnnxWeightImage,
+        limits: OnnxLimits,
+        allowed: OnnxAllowList | None = None,
+    ) -> None:
         self._package = package
         self._weights = weights
         self._limits = limits
-        self._allowed = onnx_allow_list()
+        self._allowed = allowed or onnx_allow_list()
         self._node_count = 0
         self._seen: set[str] = set()
         self._weight_numbers: dict[str, int] = {}
@@ -66,6 +72,7 @@ class OnnxGraph:
                 self.values[name] = len(self.values)
         self.nodes.append(
             OnnxNode(
+                domain=node.domain,
                 operator=node.op_type,
                 reads=_unique(self.values[name] for name in taken if name in self.values),
                 weights=_unique(

@@ -18,7 +18,7 @@ from gpumuxd.models.plan import WEIGHT_ALIGNMENT_BYTES
 from gpumuxd.models.spec import ITEM_BYTES, ModelSpec
 
 KIND = "onnx"
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 class OnnxValue(Struct, frozen=True, array_like=True):
@@ -52,6 +52,7 @@ class OnnxNode(Struct, frozen=True, array_like=True):
     """One node. `reads` and `weights` are all that it takes, by number, and what branches inside it
     take from around them; `writes` are the values that it makes. `node` is its NodeProto."""
 
+    domain: str
     operator: str
     reads: tuple[int, ...]
     weights: tuple[int, ...]
@@ -63,7 +64,8 @@ class OnnxPlan(Struct, frozen=True):
     """The whole model. The first values are the inputs, in the order of the spec.
 
     `size_hints` are sizes of the symbols for example inputs, `fills` what those are filled with
-    (None: the daemon's own choice).
+    (None: the daemon's own choice). `opsets` are the versions of domains. `is_optimised`: the nodes
+    are what ONNX Runtime made of the artifact's, to be run as they are.
     """
 
     kind: str
@@ -72,7 +74,8 @@ class OnnxPlan(Struct, frozen=True):
     size_hints: tuple[int, ...]
     fills: tuple[float | None, ...]
     ir_version: int
-    opset: int
+    opsets: tuple[tuple[str, int], ...]
+    is_optimised: bool
     weights_bytes: int
     values: tuple[OnnxValue, ...]
     weights: tuple[OnnxWeight, ...]

@@ -1,9 +1,10 @@
 """The reader of ONNX artifacts: from a `model.onnx` to a plan and an image of its weights.
 
 The message is decoded by the `onnx` package as plain data; nothing is looked up in other files and
-no kernel is run. The parts of this package check nodes, weights and the signature; types of values
-come from ONNX's own inference, run on the checked graph without its weights. The runtime comes in
-only in a device child.
+no kernel is run before the graph was checked. The parts of this package check nodes, weights and
+the signature; types of values come from ONNX's own inference, run on the checked graph without its
+weights. Then, where asked to, the plan's pieces are those of the optimised graph instead
+(`onnx_optimiser.py`); the signature stays the artifact's.
 
 Invariant: either a plan that `onnx_plan.check` passes, or InvalidModel that says what was expected
 and what came.
@@ -12,11 +13,15 @@ and what came.
 from importlib import metadata
 from typing import Any, BinaryIO
 
+from msgspec import structs
+
 from gpumuxd.errors import InvalidModel
 from gpumuxd.models import onnx_plan
 from gpumuxd.models.onnx_graph import OnnxGraph
 from gpumuxd.models.onnx_limits import DEFAULT_ONNX_LIMITS, OnnxLimits
 from gpumuxd.models.onnx_notes import NOTES_KEY, Notes, decode_notes
+from gpumuxd.models.onnx_operators import OnnxAllowList
+from gpumuxd.models.onnx_optimiser import RUNTIME_DOMAINS, NotOptimised, Optimised
 from gpumuxd.models.onnx_plan import OnnxPlan, OnnxValue
 from gpumuxd.models.onnx_proto import DATATYPES, check_text, onnx_package
 from gpumuxd.models.onnx_signature import GraphTensor, graph_tensor, signature_of
@@ -31,9 +36,18 @@ _OWN_DOMAINS = ("", "ai.onnx")
 
 
 class OnnxArtifact:
-    """A read and validated artifact: its plan, and its weights ready to be copied once."""
+    """A read and validated artifact: its plan, and its weights ready to be copied once.
 
-    def __init__(self, file: BinaryIO, limits: OnnxLimits = DEFAULT_ONNX_LIMITS) -> None:
+    `why_not_optimised` says why the plan is not of the optimised graph, if that was asked for.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        limits: OnnxLimits = DEFAULT_ONNX_LIMITS,
+        *,
+        is_optimised: bool = False,
+    ) -> None:
         package = onnx_package()
         model = decode_model(package, file, limits)
         self._weights = OnnxWeightImage(limits)
@@ -42,16 +56,32 @@ class OnnxArtifact:
             package, model, self.opset, self._weights, limits
         )
         onnx_plan.check(self.plan)
+        self.parameter_count = self._weights.parameter_count
+        """Elements of all weights, as the artifact has them."""
+        self.why_not_optimised = ""
+        if is_optimised:
+            self._optimise(package, model, limits)
+
+    def _optimise(self, package: Any, model: Any, limits: OnnxLimits) -> None:
+        try:
+            made = Optimised(package, model, limits.artifact_bytes_max + limits.graph_bytes_max)
+        except NotOptimised as error:
+            self.why_not_optimised = str(error)
+            return
+        weights = OnnxWeightImage(limits)
+        try:
+            plan = _read_optimised(package, made, self.plan, weights, limits)
+            onnx_plan.check(plan)
+        except InvalidModel as error:
+            # What it was made of has been checked, so it can be served as it is.
+            self.why_not_optimised = error.message
+        else:
+            self.plan, self._weights = plan, weights
 
     @property
     def weights_bytes(self) -> int:
         """Size of the image that `write_weights` writes."""
         return self._weights.size_bytes
-
-    @property
-    def parameter_count(self) -> int:
-        """Elements of all weights."""
-        return self._weights.parameter_count
 
     def write_weights(self, sink: Sink) -> None:
         """Give the image of all weights to `sink`, in order."""
@@ -136,7 +166,8 @@ def _read_plan(
         size_hints=signature.size_hints,
         fills=signature.fills,
         ir_version=model.ir_version,
-        opset=opset,
+        opsets=(("", opset),),
+        is_optimised=False,
         weights_bytes=weights.size_bytes,
         values=_values(source, graph, infos),
         weights=tuple(weights.weights),
@@ -144,6 +175,48 @@ def _read_plan(
         outputs=numbers,
     )
     return inputs, outputs, plan
+
+
+def _read_optimised(
+    package: Any, made: Optimised, source: OnnxPlan, weights: OnnxWeightImage, limits: OnnxLimits
+) -> OnnxPlan:
+    """The plan of an artifact, with the pieces of its optimised graph.
+
+    Sub-models are told types and no shapes: what the artifact claims of sizes has done its work,
+    and one that is wrong would only fail where the graph is cut.
+    """
+    graph = OnnxGraph(package, weights, limits, _OF_THE_RUNTIME)
+    for tensor in made.model.graph.initializer:
+        graph.add_weight(tensor)
+    for tensor in source.spec.inputs:
+        graph.add_input(tensor.name)
+    for node in made.model.graph.node:
+        graph.add_node(node)
+    outputs = graph.drop_unused([tensor.name for tensor in source.spec.outputs])
+    if not graph.nodes:
+        raise InvalidModel("nothing is left of it")
+    _check_graph_bytes(graph, limits)
+    values = []
+    for name in graph.values:
+        info = package.ValueInfoProto(name=name)
+        info.type.tensor_type.elem_type = made.types.get(name, 0)
+        if not _is_supported(info):
+            raise InvalidModel(f"value {name[:80]!r}: its data type is unknown or not supported")
+        values.append(OnnxValue(name, info.SerializeToString()))
+    return structs.replace(
+        source,
+        ir_version=made.model.ir_version,
+        opsets=made.opsets,
+        is_optimised=True,
+        weights_bytes=weights.size_bytes,
+        values=tuple(values),
+        weights=tuple(weights.weights),
+        nodes=tuple(graph.nodes),
+        outputs=outputs,
+    )
+
+
+_OF_THE_RUNTIME = OnnxAllowList(frozenset(), {}, {}, {}, RUNTIME_DOMAINS, allows_all=True)
 
 
 def _check_count(inputs: Any, outputs: Any, limits: OnnxLimits) -> None:

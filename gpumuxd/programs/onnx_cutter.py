@@ -3,9 +3,10 @@
 Pieces are encoded messages, and a protobuf message is the concatenation of its fields, so a
 sub-model is written without decoding or knowing any of them. It must not know time or sessions.
 
-A cut costs more here than between torch kernels: fusion ends at it, convolutions go back to the
-plain layout, and each live value is handed over. So cuts are only considered between *units*: runs
-of nodes that begin with heavy work, where elementwise nodes stay with what they will be fused to.
+A cut costs more here than between torch kernels: a session is entered, and each live value is
+handed over. So cuts are only considered between *units*: runs of nodes that begin with heavy work.
+In a graph that is not optimised yet, fusion ends at a cut too and convolutions go back to the plain
+layout: there a residual is kept with its convolution.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,8 @@ ANCHORS = frozenset(
     | {"MatMul", "MatMulInteger", "QLinearConv", "QLinearMatMul", "RNN", "Resize", "Upsample"}
     | {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "STFT", "DFT"}
     | {"GridSample", "NonMaxSuppression", "TopK"}
+    | {"FusedConv", "FusedGemm", "FusedMatMul", "MultiHeadAttention", "QAttention", "QGemm"}
+    | {"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "NhwcMaxPool"}
 )
 """Operators worth a unit of their own. What follows up to the next one is cheap, or is fused."""
 
@@ -62,10 +65,14 @@ def live_counts(plan: OnnxPlan) -> list[int]:
 def cut_costs(plan: OnnxPlan) -> list[int]:
     """What a cut before each node, and at the end, costs: in values that are handed over.
 
-    A residual that is added to a convolution's result beyond the cut counts for more: the runtime
-    adds it inside the convolution where both have its blocked layout, which nothing has that comes
-    across a cut. It is also the one cut that changes results, by a rounding.
+    In a graph that is not optimised, a residual that is added to a convolution's result beyond the
+    cut counts for more: the runtime adds it inside the convolution where both have its blocked
+    layout, which nothing has that comes across a cut. It is also the one cut that changes results,
+    by a rounding.
     """
+    live = live_counts(plan)
+    if plan.is_optimised:
+        return live
     changes = [0] * (len(plan.nodes) + 2)
     origin = _origins(plan)
     writer = {value: i for i, node in enumerate(plan.nodes) for value in node.writes}
@@ -78,7 +85,6 @@ def cut_costs(plan: OnnxPlan) -> list[int]:
             continue
         changes[residual + 1] += _RESIDUAL_COST
         changes[convolution + 1] -= _RESIDUAL_COST
-    live = live_counts(plan)
     return [count + more for count, more in zip(live, accumulate(changes), strict=False)]
 
 
@@ -135,8 +141,10 @@ class Cutter:
     def __init__(self, plan: OnnxPlan) -> None:
         self._plan = plan
         self._last_read = _last_reads(plan)
-        self._head = _field(1, plan.ir_version if plan.ir_version >= 4 else 4) + _field(
-            8, _field(1, b"") + _field(2, plan.opset)
+        # Before format 4 each weight had to be an input too.
+        self._head = _field(1, max(plan.ir_version, 4)) + b"".join(
+            _field(8, _field(1, domain.encode()) + _field(2, version))
+            for domain, version in plan.opsets
         )
 
     def cut(self, cuts: Sequence[int]) -> list[SubModel]:

@@ -4,8 +4,8 @@ The same interface as `ServedModel`. What the scheduler calls a node is a *unit*
 (`onnx_cutter.py`): the shortest run of nodes that is worth a session. Sessions are made on the
 thread that asks for a program, one after the other.
 
-Equality: groups give what the whole model in one session gives to within 1e-6, not bit for bit,
-because fusion ends at cuts.
+Equality: groups of an optimised plan give what the whole model in one session gives, bit for bit;
+others do to within 1e-6, because fusion ends at cuts.
 """
 
 import mmap
@@ -18,19 +18,23 @@ import torch
 from gpumuxd.domain import Bucket
 from gpumuxd.errors import InvalidModel
 from gpumuxd.models import onnx_plan
+from gpumuxd.models.onnx_optimiser import BLOCKED_DOMAIN, runtime_package
 from gpumuxd.models.onnx_plan import OnnxPlan
 from gpumuxd.models.spec import ModelSpec, evaluate_shape
 from gpumuxd.programs.buckets import example, profile_buckets
 from gpumuxd.programs.onnx_cutter import cut_costs, units
 from gpumuxd.programs.onnx_program import OnnxProgram
-from gpumuxd.programs.onnx_runtime import runtime, runtime_version
+from gpumuxd.programs.onnx_runtime import runtime_version
 from gpumuxd.programs.operators import DTYPES
 from gpumuxd.programs.segmenter import cut_where_narrow
 from gpumuxd.units import NS_PER_MS
 
-GROUP_TARGET_NS_MIN = 2 * NS_PER_MS
-"""A cut stops fusion, brings convolutions back to the plain layout and starts another session:
-0.05 to 0.2 ms, which must stay a small part of a group (`docs/onnx.md` has the measurements)."""
+GROUP_TARGET_NS_MIN = 8 * NS_PER_MS
+"""Entering a session takes 0.15 to 0.25 ms after other work has had the caches (0.02 ms in a loop
+that does nothing else), which must stay a small part of a group: `docs/onnx.md` has figures."""
+
+ENTERING_NS_MAX = 200_000
+"""So much of a unit's time may be that of its session, which a longer group has only once."""
 
 
 class OnnxModel:
@@ -44,6 +48,7 @@ class OnnxModel:
         self._threads = threads
         self._ends = units(plan)
         self._costs = cut_costs(plan)
+        self._packed_bytes = _packed_bytes(plan)
 
     @classmethod
     def open(
@@ -74,9 +79,9 @@ class OnnxModel:
 
     @property
     def weights_bytes(self) -> int:
-        """What the loader wrote, and what ONNX Runtime makes of it: its kernels read weights in a
-        form of their own, so it has every weight once more."""
-        return 2 * self.plan.weights_bytes
+        """What the loader wrote, and what ONNX Runtime has once more: every weight, or of an
+        optimised plan those that are not in the form that kernels read."""
+        return self.plan.weights_bytes + self._packed_bytes
 
     def node_program(self) -> OnnxProgram:
         """One group a unit, for measuring."""
@@ -90,7 +95,10 @@ class OnnxModel:
     def cut_by_time(self, unit_ns: Sequence[int], target_ns: int) -> list[int]:
         """Where groups end: no longer than the target, and where few values are alive."""
         widths = [self._costs[end] for end in self._ends]
-        return cut_where_narrow(unit_ns, max(target_ns, GROUP_TARGET_NS_MIN), widths)
+        # The cheapest unit does next to nothing but enter its session.
+        entering_ns = min(min(unit_ns), ENTERING_NS_MAX) if len(unit_ns) > 1 else 0
+        inside_ns = [each - entering_ns for each in unit_ns]
+        return cut_where_narrow(inside_ns, max(target_ns, GROUP_TARGET_NS_MIN), widths)
 
     def profile_buckets(self, batch_max: int) -> list[Bucket]:
         """As `ServedModel.profile_buckets`."""
@@ -106,9 +114,21 @@ class OnnxModel:
         ]
 
 
+def _packed_bytes(plan: OnnxPlan) -> int:
+    """Bytes of weights that the runtime keeps a copy of, at most: convolutions in blocks read
+    theirs in place, products of matrices and recurrent layers do not."""
+    packed = {
+        index
+        for node in plan.nodes
+        if not plan.is_optimised or node.domain != BLOCKED_DOMAIN
+        for index in node.weights
+    }
+    return sum(plan.weights[index].size_bytes for index in packed)
+
+
 def _map_weights(plan: OnnxPlan, view: memoryview) -> dict[int, Any]:
     """The weights that are not in the graph, as the runtime takes them: over the very bytes."""
-    value_of = runtime().OrtValue.ortvalue_from_numpy
+    value_of = runtime_package().OrtValue.ortvalue_from_numpy
     image = np.frombuffer(view, dtype=np.uint8)
     return {
         index: value_of(

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpumuxd.errors import InvalidModel
+from gpumuxd.models.onnx_optimiser import first_line
 from gpumuxd.models.onnx_signature import BATCH, GraphTensor
 from gpumuxd.models.spec import Size, Symbol, evaluate_shape
 from gpumuxd.programs.onnx_fit import Sizes
 from gpumuxd.programs.onnx_model import NUMPY_TYPES
-from gpumuxd.programs.onnx_runtime import first_line, make_session
+from gpumuxd.programs.onnx_runtime import make_session
 
 PROBE_S_MAX = 60.0
 """After that no further size is tried. What was seen until then has to do."""

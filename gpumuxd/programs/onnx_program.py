@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from gpumuxd.models.onnx_optimiser import first_line
 from gpumuxd.models.onnx_plan import OnnxPlan
 from gpumuxd.programs.onnx_cutter import Cutter, SubModel
-from gpumuxd.programs.onnx_runtime import first_line, make_session
+from gpumuxd.programs.onnx_runtime import make_session
 
 Group = Callable[[list[Any]], None]
 
@@ -68,7 +69,7 @@ class OnnxProgram:
 
 def _group(plan: OnnxPlan, part: SubModel, weights: Mapping[int, Any], threads: int) -> Group:
     given = {plan.weights[i].name: weights[i] for i in part.weights if i in weights}
-    session = make_session(part.model, threads, given)
+    session = make_session(part.model, threads, given, is_optimised=plan.is_optimised)
     feeds = [(plan.values[value].name, value) for value in part.reads]
     names = [plan.values[value].name for value in part.writes]
     writes, clears = part.writes, part.clears

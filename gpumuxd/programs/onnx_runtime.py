@@ -4,41 +4,18 @@ A session is one kernel group: it runs on the thread that calls it and on as man
 has, in order, without spinning between runs, and says nothing on stderr. It must not know plans.
 """
 
-import importlib
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gpumuxd.errors import InvalidModel
-from gpumuxd.models.onnx_proto import INSTALL_HINT
-
-_FATAL = 4
-
-_lock = threading.Lock()
-_package: Any = None
-
-
-def runtime() -> Any:
-    """The package. Raises InvalidModel where it is not installed.
-
-    Importing it takes 50 ms in which nothing else runs, so a device child does it before it serves.
-    """
-    global _package
-    with _lock:
-        if _package is None:
-            try:
-                package = importlib.import_module("onnxruntime")
-            except ImportError as error:
-                raise InvalidModel(f"ONNX models need ONNX Runtime: {INSTALL_HINT}") from error
-            package.set_default_logger_severity(_FATAL)
-            _package = package
-        return _package
+from gpumuxd.models.onnx_optimiser import FATAL, first_line, runtime_package
 
 
 def is_installed() -> bool:
-    """Import it if it is there."""
+    """Import it if it is there. That takes 50 ms in which nothing else runs, so a device child does
+    it before it serves."""
     try:
-        runtime()
+        runtime_package()
     except InvalidModel:
         return False
     return True
@@ -46,36 +23,39 @@ def is_installed() -> bool:
 
 def runtime_version() -> str:
     """What a measurement depends on, for the key of a profile."""
-    return f"onnxruntime {runtime().__version__}"
+    return f"onnxruntime {runtime_package().__version__}"
 
 
-def make_session(model: bytes, threads: int, weights: Mapping[str, Any]) -> Any:
+def make_session(
+    model: bytes, threads: int, weights: Mapping[str, Any], *, is_optimised: bool = False
+) -> Any:
     """A session of an encoded ModelProto. `weights` are the OrtValues that it names as external.
 
-    The runtime gives up the GIL while it optimises and packs. It copies the weights once, into the
-    form that its kernels read.
+    The runtime gives up the GIL while it optimises and packs. An optimised model is run as it is,
+    and reads its weights where they lie, so they must outlive the session; products of matrices
+    pack a copy of theirs. Another one copies all, into the form that its kernels read.
     """
-    package = runtime()
+    package = runtime_package()
     options = package.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = package.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = _FATAL
+    options.log_severity_level = FATAL
     # Threads that spin for the next run would take the cores of whoever is served between.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # An arena per session is never given back, and a model has as many sessions as groups.
     options.enable_cpu_mem_arena = False
     if weights:
         options.add_external_initializers(list(weights), list(weights.values()))
+    if is_optimised:
+        options.graph_optimization_level = package.GraphOptimizationLevel.ORT_DISABLE_ALL
+        # The option above says where bytes are that the message lacks, and would be copied from;
+        # this one says to use that very memory.
+        for name, value in weights.items():
+            options.add_initializer(name, value)
     try:
         return package.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except MemoryError:
         raise
     except Exception as error:  # of many types, all of the runtime's own
         raise InvalidModel(f"ONNX Runtime refuses it: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """What the runtime says, without what follows."""
-    lines: Sequence[str] = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__

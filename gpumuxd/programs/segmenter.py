@@ -32,8 +32,8 @@ def cut_where_narrow(node_ns: Sequence[int], target_ns: int, widths: Sequence[in
     """As `cut_by_time`, for programs in which a cut costs more the more values cross it.
 
     `widths[i]` is how many cross a cut after node i. A group that would have to end may end
-    earlier, where it has at least half of the target: at the narrowest such place, the last of
-    several.
+    earlier, where it has at least three quarters of the target: at the narrowest such place, the
+    last of several.
     """
     assert len(widths) == len(node_ns), "each cut has a width"
     assert node_ns, "a program has nodes"
@@ -45,8 +45,9 @@ def cut_where_narrow(node_ns: Sequence[int], target_ns: int, widths: Sequence[in
         while end < len(node_ns) and group_ns + node_ns[end] <= target_ns:
             group_ns += node_ns[end]
             end += 1
-            # Until half of the target is there, only the longest group so far is worth a cut.
-            choices = [*choices, end] if 2 * (group_ns - node_ns[end - 1]) >= target_ns else [end]
+            # Until three quarters of the target are there, only the longest group is worth a cut.
+            is_long = 4 * (group_ns - node_ns[end - 1]) >= 3 * target_ns
+            choices = [*choices, end] if is_long else [end]
         if end < len(node_ns):
             end = min(choices, key=lambda choice: (widths[choice - 1], -choice))
         cuts.append(end)

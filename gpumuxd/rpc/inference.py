@@ -144,6 +144,9 @@ def _check_repository_request(repository: str, model: str) -> None:
         raise Unsupported("repository_name is not supported: leave it empty")
 
 
+_FILE_NAMES = {"onnxruntime_onnx": "model.onnx"}
+
+
 def _tensor_metadata(tensor: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
     return pb.ModelMetadataResponse.TensorMetadata(
         name=tensor.name, datatype=tensor.datatype, shape=wire_shape(tensor.shape)
@@ -160,7 +163,7 @@ def _model_config(view: ModelView) -> pb.ModelConfig:
         name=view.name,
         platform=view.platform,
         backend="gpumuxd",
-        default_model_filename="model.pt2",
+        default_model_filename=_FILE_NAMES.get(view.platform, "model.pt2"),
         max_batch_size=batch_max,
         input=[
             pb.ModelInput(

@@ -19,7 +19,7 @@ import ctypes
 import enum
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +81,11 @@ class Policy:
     writable_folder: str | None = None
     """Create, write and remove files below it. It must exist."""
 
+    reopens_own_memory: bool = False
+    """Open memory files of its own to write them, by their names in /proc. Landlock leaves those
+    alone and refuses all other files, so where it is in force the filter lets opening to write
+    pass. Where it is not, the filter refuses that as ever, and so these."""
+
     leaves_root: bool = True
     """Become `nobody` if it is root. Either way all capabilities go."""
 
@@ -110,7 +115,7 @@ def confine(policy: Policy) -> Confinement:
     """
     applied: list[Measure] = []
     missing: list[tuple[Measure, str]] = []
-    for measure, apply in _measures(policy):
+    for measure, apply in _measures(policy, applied):
         try:
             apply()
             applied.append(measure)
@@ -119,14 +124,17 @@ def confine(policy: Policy) -> Confinement:
     return Confinement(tuple(applied), tuple(missing))
 
 
-def _measures(policy: Policy) -> Iterator[tuple[Measure, Callable[[], None]]]:
-    """In the order in which each is still possible."""
+def _measures(
+    policy: Policy, applied: Sequence[Measure]
+) -> Iterator[tuple[Measure, Callable[[], None]]]:
+    """In the order in which each is still possible. `applied` grows meanwhile."""
     yield Measure.NO_NEW_PRIVILEGES, lambda: _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     yield Measure.UNPRIVILEGED, lambda: _drop_privileges(policy.leaves_root)
     yield Measure.LANDLOCK, lambda: _restrict_files(policy)
     if not policy.is_dumpable:
         yield Measure.NOT_DUMPABLE, lambda: _prctl(_PR_SET_DUMPABLE, 0)
-    yield Measure.SECCOMP, lambda: _filter_system_calls(policy)
+    has_landlock = Measure.LANDLOCK in applied
+    yield Measure.SECCOMP, lambda: _filter_system_calls(policy, has_landlock)
 
 
 # Users and capabilities
@@ -210,9 +218,7 @@ def _allow_below(ruleset: int, folder: str, rights: int) -> None:
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         rule = _PathBeneath(rights, fd)
-        _system_call(
-            _SYS_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_PATH_BENEATH, ctypes.byref(rule), 0
-        )
+        _system_call(_SYS_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_PATH_BENEATH, ctypes.byref(rule), 0)
     finally:
         os.close(fd)
 
@@ -224,10 +230,13 @@ class _FilterProgram(ctypes.Structure):
     _fields_ = (("count", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def _filter_system_calls(policy: Policy) -> None:
+def _filter_system_calls(policy: Policy, has_landlock: bool) -> None:
     allowed = policy.system_calls
     if allowed is None:
-        allowed = FilterPolicy(may_write_files=policy.writable_folder is not None)
+        allowed = FilterPolicy(
+            may_write_files=policy.writable_folder is not None,
+            may_open_to_write=policy.reopens_own_memory and has_landlock,
+        )
     machine = platform.machine()
     code = build_filter(machine, allowed, os.getpid())
     if code is None:

@@ -185,6 +185,8 @@ class FilterPolicy:
     """What the filter leaves. `allowed` names calls of the table that a driver needs."""
 
     may_write_files: bool = False
+    may_open_to_write: bool = False
+    """Only that: names are still neither made, moved nor removed by calls of their own."""
     allowed: tuple[str, ...] = ()
 
 
@@ -221,8 +223,9 @@ def build_filter(machine: str, policy: FilterPolicy, pid: int) -> bytes | None:
     forbidden = dict(_CALLS)
     if not policy.may_write_files:
         forbidden |= _CALLS_THAT_WRITE_FILES
-        add(_OPEN, _forbid_bits(1, _OPENING_TO_WRITE))
-        add(_OPENAT, _forbid_bits(2, _OPENING_TO_WRITE))
+        if not policy.may_open_to_write:
+            add(_OPEN, _forbid_bits(1, _OPENING_TO_WRITE))
+            add(_OPENAT, _forbid_bits(2, _OPENING_TO_WRITE))
     for name in policy.allowed:
         assert forbidden.pop(name, None) is not None, f"{name} is not in the table"
     for numbers in forbidden.values():

@@ -17,8 +17,8 @@ X = np.linspace(-1, 1, 3 * 32, dtype=np.float32).reshape(3, 32)
     [
         ([1, 1, 1, 1], [9, 9, 9, 9], 4, [4]),
         ([5, 5], [1, 1], 4, [1, 2]),
-        ([1, 1, 1, 1, 1, 1], [1, 1, 9, 9, 1, 1], 4, [2, 6]),  # the narrowest of those long enough
-        ([1, 1, 1, 1, 1, 1], [0, 2, 2, 2, 2, 2], 4, [4, 6]),  # one unit alone is too short
+        ([1, 1, 1, 1, 1, 1], [1, 1, 1, 9, 1, 1], 4, [3, 6]),  # the narrowest of those long enough
+        ([1, 1, 1, 1, 1, 1], [0, 1, 2, 2, 2, 2], 4, [4, 6]),  # two units are too short
         ([3, 3, 3], [1, 1, 1], 7, [2, 3]),
     ],
 )

@@ -10,8 +10,9 @@ import pytest
 import tritonclient.grpc as triton
 
 from gpumuxd.programs.export_onnx import export_onnx
+from gpumuxd.testing.zoo.onnx_models import REAL, example
 from tests.daemon.harness import Daemon, Site
-from tests.onnx.support import REAL, example, largest_difference, read, whole
+from tests.onnx.support import largest_difference, read, whole
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +36,15 @@ def test_a_real_model_is_served_to_the_stock_client(site: Site) -> None:
         with triton.InferenceServerClient(site.target) as client:
             metadata = client.get_model_metadata("cls")
             assert metadata.platform == "onnxruntime_onnx"
-            assert client.get_model_config("cls").config.platform == "onnxruntime_onnx"
+            config = client.get_model_config("cls").config
+            assert config.platform == "onnxruntime_onnx"
+            assert config.default_model_filename == "model.onnx"
             asked = triton.InferInput("x", list(x.shape), "FP32")
             asked.set_data_from_numpy(x)
             for _ in range(3):
                 result = client.infer("cls", [asked])
                 got = result.as_numpy(metadata.outputs[0].name)
-                assert largest_difference([got], [expected]) <= 1e-6
+                assert largest_difference([got], [expected]) == 0
             assert np.isfinite(got).all()
             with pytest.raises(Exception, match="not an ONNX model"):
                 client.load_model("bad")

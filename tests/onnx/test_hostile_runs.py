@@ -22,8 +22,8 @@ BOMB = """
 import resource
 import numpy as np
 from tests.onnx import support, test_hostile_runs as bombs
-from gpumuxd.programs.onnx_runtime import runtime
-runtime()
+from gpumuxd.models.onnx_optimiser import runtime_package
+runtime_package()
 # What a device child may have, above what it has now.
 pages = int(open("/proc/self/statm").read().split()[5])
 data_bytes = pages * 4096 + (256 << 20)

@@ -238,6 +238,12 @@ def _symbol(
     given = program.range_constraints.get(symbol, schema.RangeConstraint())
     # A size of 0 is never served: kernels differ in what they make of it.
     minimum = max(1, given.min_val if given.min_val is not None else 1)
+    if multiple > 1:
+        # Tracing takes the symbol for 2 or more. Of a size that is one, torch notes the range that
+        # was asked for; of a multiple it notes that at the multiple.
+        asked = program.range_constraints.get(f"{multiple}*{symbol}", schema.RangeConstraint())
+        if asked.min_val is not None:
+            minimum = max(1, min(minimum, -(-asked.min_val // multiple)))
     maximum = given.max_val if given.max_val is not None else limits.dynamic_size_max
     maximum = min(maximum, limits.dynamic_size_max // multiple)
     if minimum > maximum:

@@ -7,8 +7,8 @@ not know how a module is exported.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,8 @@ class ExampleInputs:
     @classmethod
     def of(cls, module: torch.nn.Module, examples: Examples) -> "ExampleInputs":
         """Raises InvalidModel for what can't be the input of a request."""
-        parameters = inspect.signature(module.forward).parameters.values()
+        signature = inspect.signature(module.forward)
+        parameters = signature.parameters.values()
         positional = [
             p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
@@ -46,23 +47,63 @@ class ExampleInputs:
         positional_only = [p.name for p in positional if p.kind is p.POSITIONAL_ONLY]
         if isinstance(examples, Mapping):
             values = dict(examples)
+        elif isinstance(examples, torch.Tensor):  # a sequence of its rows
+            raise InvalidModel(
+                "the example inputs are one tensor: give a dict by name, {'x': tensor}, or a "
+                "tuple, (tensor,)"
+            )
         else:
             values = dict(_named([p.name for p in positional], examples))
         by_name = set(values) <= keywords | set(positional_only)
         if by_name:  # those that can't be passed by name go first
             first = [name for name in positional_only if name in values]
             values = {name: values[name] for name in (*first, *values)}
-        elif any(p.kind is p.VAR_KEYWORD for p in parameters) and keywords & set(values):
+        elif any(p.kind is p.VAR_KEYWORD for p in parameters) and (
+            keywords & set(values) or len(values) > len(positional)
+        ):
             others = sorted(set(values) - keywords)
             raise InvalidModel(
-                f"export: forward takes {others} through **kwargs, whose dimensions torch.export "
+                f"forward takes {others} through **kwargs, whose dimensions torch.export "
                 "can't vary: name these arguments in forward"
             )
         copied = {name: _copied(name, value) for name, value in values.items()}
         inputs = cls(copied, len(positional_only) if by_name else len(copied), len(positional))
         if not inputs.tensors:
-            raise InvalidModel("export: at least one example input must be a tensor")
+            raise InvalidModel("at least one example input must be a tensor")
+        try:
+            signature.bind(*inputs.args, **inputs.kwargs)
+        except TypeError as error:
+            raise InvalidModel(
+                f"the example inputs {list(values)} do not fit forward{signature}: {error}"
+            ) from error
         return inputs
+
+    def copied(self) -> "ExampleInputs":
+        """The same with tensors of its own: a module may write to what it is given."""
+        return self._changed(lambda _, tensor: tensor.clone())
+
+    def cut(
+        self, dynamic: Mapping[str, Mapping[int, str]], sizes: Mapping[str, int]
+    ) -> "ExampleInputs":
+        """The first rows and columns of each, as many as `sizes` says of the dimensions' names."""
+
+        def cut(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            for dimension, symbol in dynamic.get(name, {}).items():
+                size = min(sizes.get(symbol, tensor.shape[dimension]), tensor.shape[dimension])
+                tensor = tensor.narrow(dimension, 0, size)
+            return tensor.clone()
+
+        return self._changed(cut)
+
+    def _changed(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> "ExampleInputs":
+        values = {}
+        for name, value in self.values.items():
+            leaves = [
+                change(leaf_name, leaf) if isinstance(leaf, torch.Tensor) else leaf
+                for leaf_name, leaf in _leaves(name, value)
+            ]
+            values[name] = pytree.tree_unflatten(leaves, pytree.tree_structure(value))
+        return replace(self, values=values)
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -145,7 +186,7 @@ def _copied(name: str, value: Any) -> Any:
     for leaf_name, leaf in _leaves(name, copied):
         if not isinstance(leaf, torch.Tensor) and type(leaf) not in _LITERALS:
             raise InvalidModel(
-                f"export: example input {leaf_name!r} is a {type(leaf).__name__}, expected a "
+                f"example input {leaf_name!r} is a {type(leaf).__name__}, expected a "
                 "tensor, or a number, string or None to fix, or a tuple, list or dict of those"
             )
     return copied
@@ -156,7 +197,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         leaves, _ = pytree.tree_flatten_with_path(value)
     except ValueError as error:
         raise InvalidModel(
-            f"export: example input {name!r} is a {type(value).__name__}, which has no names for "
+            f"example input {name!r} is a {type(value).__name__}, which has no names for "
             "its parts: give a tuple, list or dict"
         ) from error
     for path, leaf in leaves:

@@ -7,14 +7,16 @@ factories and scripts import from here are looked up when they are asked for.
 
 import argparse
 import importlib
+import inspect
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpumuxd.errors import GpumuxdError, InvalidModel
-from gpumuxd.models.names import check_model_name
 from gpumuxd.models.spec import ModelSpec, format_shape, format_size
+from gpumuxd.programs.publishing import output_path
 
 ARTIFACT_NAME = "model.pt2"
 
@@ -30,9 +32,9 @@ def __getattr__(name: str) -> Any:
 def main(argv: Sequence[str]) -> int:
     """The command. Phases and refusals go to stderr, the signature to stdout."""
     if any(argument.split("=")[0] == "--onnx" for argument in argv):
-        from gpumuxd.programs import export_onnx_command
+        from gpumuxd.programs import export_onnx
 
-        return export_onnx_command.main(argv)
+        return export_onnx.main(argv)
     parser = _parser()
     options = parser.parse_args(list(argv))
     if (options.factory is None) is (options.torchscript is None):
@@ -40,13 +42,10 @@ def main(argv: Sequence[str]) -> int:
     if options.torchscript is None and (options.input or options.dynamic or options.size):
         parser.error("--input, --dynamic and --size describe a --torchscript file")
     try:
-        path = _output_path(options.output)
+        path = output_path(options.output, ARTIFACT_NAME)
         spec = _run(options, path)
-    except GpumuxdError as error:
-        _tell(str(error))
-        cause = str(error.__cause__ or "")
-        if cause not in str(error):
-            _tell(cause if options.verbose else "--verbose shows torch's own text")
+    except (GpumuxdError, OSError) as error:
+        _tell_refusal(error, is_verbose=options.verbose)
         return 1
     print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
     for what, tensors in (("in ", spec.inputs), ("out", spec.outputs)):
@@ -60,13 +59,26 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _tell_refusal(error: Exception, *, is_verbose: bool) -> None:
+    _tell(f"can't write: {error}" if isinstance(error, OSError) else str(error))
+    cause = error.__cause__
+    if cause is not None and is_verbose:
+        # From the owner's code on: what lies before is how it was called.
+        _tell("".join(traceback.format_exception(cause, chain=False)).rstrip())
+    elif cause is not None and str(cause) not in str(error):
+        _tell("--verbose shows the whole error")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpumuxd export",
+        usage="gpumuxd export package.module:function -o OUTPUT [--batch-max N] [--verbose]\n"
+        "       gpumuxd export --torchscript FILE --input NAME:TYPE[SIZES] ... -o OUTPUT [...]\n"
+        "       gpumuxd export --onnx FILE -o OUTPUT [...]",
         description="Export a torch module to an artifact that gpumuxd serves.",
         epilog="The factory takes no arguments and returns a gpumuxd.programs.export.ExportRequest "
         "or a tuple (module, example_inputs). docs/export.md says what can be exported. "
-        "With --onnx FILE it takes an ONNX model: `gpumuxd export --onnx= --help`.",
+        "The options of the ONNX form are others: `gpumuxd export --onnx FILE --help` lists them.",
     )
     parser.add_argument("factory", nargs="?", help="package.module:function")
     parser.add_argument(
@@ -74,14 +86,14 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         required=True,
         type=Path,
-        help="the .pt2 file, or the directory of a version (model.pt2 is written there, and its "
-        "checksum beside it)",
+        help="the directory of a version, REPOSITORY/NAME/VERSION (model.pt2 is written there), or "
+        "a .pt2 file; its checksum is written beside it",
     )
     parser.add_argument(
         "--batch-max", type=int, help="the largest batch served, whatever the factory says"
     )
     parser.add_argument(
-        "--verbose", action="store_true", help="show all that torch says of a module it refuses"
+        "--verbose", action="store_true", help="show all that torch says, and where an error is"
     )
     script = parser.add_argument_group("traced TorchScript instead of a factory")
     script.add_argument(
@@ -115,21 +127,23 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, path: Path) -> ModelSpec:
     _tell("importing torch")
     from gpumuxd.programs import exporter
+    from gpumuxd.programs.export_request import request_of
 
     if options.torchscript is not None:
         return _run_torchscript(options, path)
     _tell(f"calling {options.factory}")
-    request = exporter.request_of(_import_factory(options.factory)(), options.batch_max)
+    request = request_of(_made(options.factory), options.batch_max)
     return exporter.write_artifact(request, path, _tell, is_verbose=options.verbose)
 
 
 def _run_torchscript(options: argparse.Namespace, path: Path) -> ModelSpec:
     from gpumuxd.programs import exporter, torchscript, torchscript_options
+    from gpumuxd.programs.export_request import BATCH_MAX
 
     described = torchscript_options.read(options.input, options.dynamic, options.size)
     _tell(f"reading {options.torchscript}")
     script = torchscript.load(options.torchscript)
-    request = torchscript.request_of(script, described, options.batch_max or exporter.BATCH_MAX)
+    request = torchscript.request_of(script, described, options.batch_max or BATCH_MAX)
     _tell("tracing what it calls")
     traced = exporter.trace(request, is_verbose=options.verbose)
     _tell(torchscript.compare(script, traced, request))
@@ -140,12 +154,27 @@ def _tell(text: str) -> None:
     print(f"gpumuxd export: {text}", file=sys.stderr, flush=True)
 
 
-def _output_path(output: Path) -> Path:
-    if output.suffix == ".pt2":
-        return output
-    if output.name.isdecimal():
-        check_model_name(output.resolve().parent.name)
-    return output / ARTIFACT_NAME
+def _made(name: str) -> Any:
+    """What a factory returns. Raises InvalidModel for whatever it raises, named by its place."""
+    from gpumuxd.programs.rehearsal import told
+
+    factory = _import_factory(name)
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise InvalidModel(f"{name} must take no arguments: {error}") from None
+    except ValueError:  # of a built-in
+        pass
+    try:
+        return factory()
+    except Exception as error:
+        raise InvalidModel(f"{name} failed: {told(error)}") from error
+
+
+def _told_import(error: Exception) -> str:
+    from gpumuxd.programs.rehearsal import told
+
+    return str(error) if isinstance(error, ImportError) else told(error)
 
 
 def _import_factory(name: str) -> Callable[[], Any]:
@@ -156,8 +185,8 @@ def _import_factory(name: str) -> Callable[[], Any]:
     sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InvalidModel(f"can't import {module_name!r}: {error}") from error
+    except Exception as error:  # a module may raise anything
+        raise InvalidModel(f"can't import {module_name!r}: {_told_import(error)}") from error
     finally:
         sys.path.remove("")
     factory = getattr(module, function, None)

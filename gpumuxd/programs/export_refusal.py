@@ -40,6 +40,14 @@ _OUTPUT_TYPE = re.compile(
 )
 _UNNAMED_TYPE = re.compile(r"No registered serialization name for <class '(.+?)'>")
 _UNSAVED_FUNCTION = re.compile(r"op <(?:built-in )?function (\w+).*> is not in _SYM_OPS")
+_UNEQUAL = re.compile(
+    r"L\['(.+?)'\](.*?)\.size\(\)\[(\d+)\] = (\d+) is not equal to "
+    r"L\['(.+?)'\](.*?)\.size\(\)\[(\d+)\] = (\d+)"
+)
+_STATE = re.compile(r"^The tensor attributes? (.+?) (?:was|were) assigned during export")
+_OF_THE_FORM = re.compile(
+    r"Expected shape\[(\d+)\] = (\d+) of input Tensor to be of the form (\d+)\*(\w+)_units"
+)
 _TORCHS_ADVICE = re.compile(r"\n+The error above occurred when calling torch\.export.*", re.DOTALL)
 
 
@@ -48,6 +56,15 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, GuardOnDataDependentSymNode):
         return f"{_line_of(error) or 'something in it'} {_ADVICE}"
     text = str(error)
+    if found := _OF_THE_FORM.search(text):
+        return f"the example has a {found[4]} of {found[2]}, which is no multiple of {found[3]}"
+    if found := _UNEQUAL.match(text):
+        one, at, index, size, other, other_at, other_index, other_size = found.groups()
+        return (
+            f"dimension {index} of {one}{at} is {size} in the example and dimension {other_index} "
+            f"of {other}{other_at} is {other_size}, but they have one name (`batch` where "
+            "`dynamic` names none): give them one size, or two names with `dynamic`"
+        )
     if "Constraints violated" in text:
         return "; ".join(_constraints(text)) or text
     if found := _OUT_OF_RANGE.fullmatch(_TORCHS_ADVICE.sub("", text)):
@@ -58,6 +75,15 @@ def reason_of(error: Exception) -> str:
     if found := _OUTPUT_TYPE.search(text):
         return _output_type(found[1] or found[2])
     return _TORCHS_ADVICE.sub("", text)
+
+
+def state_kept(error: Exception) -> str | None:
+    """The names of plain attributes that the module assigned tensors to. None for other errors."""
+    found = _STATE.match(str(error))
+    if not isinstance(error, UserWarning) or found is None:
+        return None
+    # The list of its own weights that a GRU or an LSTM assigns is no state.
+    return ", ".join(name for name in found[1].split(", ") if "._flat_weights[" not in name)
 
 
 def reason_of_save(error: Exception) -> str:
@@ -99,8 +125,9 @@ def _constraints(text: str) -> Iterator[str]:
         if name not in told:
             told.add(name)
             yield (
-                f"the code fixes {name!r} at {size}: it makes a Python number of the size (by int, "
-                "float, math.sqrt, a loop) or reshapes to it. Compute with it as it is (//, "
+                f"the code fixes {name!r} at {size}: a layer has weights of that size (a Linear "
+                f"of {size} features), or the code makes a Python number of it (by int, float, "
+                "math.sqrt, a loop) or reshapes to it. Compute with it as it is (//, "
                 "torch.sym_float, -1 in a shape) or leave it out of `dynamic`"
             )
     for name, source, guard in _GUARD.findall(text):
@@ -124,12 +151,13 @@ def _line_of(error: Exception) -> str | None:
 
 @contextmanager
 def quiet_refusals() -> Iterator[None]:
-    """Keeps what torch prints of a branch on values off stderr. Of anything else all is passed on,
-    since then it may be the module's own."""
-    logger = logging.getLogger(GuardOnDataDependentSymNode.__module__)
+    """Keeps what torch logs, and what it prints of a branch on values, off stderr. What else is
+    printed is passed on, since it may be the module's own."""
+    handlers = list(_torchs_handlers())
     printed = io.StringIO()
     is_told_otherwise = False
-    logger.addFilter(_drops_unfound_code)
+    for handler in handlers:
+        handler.addFilter(_drops_all)
     try:
         with redirect_stderr(printed):
             yield
@@ -137,10 +165,17 @@ def quiet_refusals() -> Iterator[None]:
         is_told_otherwise = True
         raise
     finally:
-        logger.removeFilter(_drops_unfound_code)
+        for handler in handlers:
+            handler.removeFilter(_drops_all)
         if not is_told_otherwise:
             sys.stderr.write(printed.getvalue())
 
 
-def _drops_unfound_code(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Unable to find user code corresponding to")
+def _torchs_handlers() -> Iterator[logging.Handler]:
+    for name in ("torch", *logging.root.manager.loggerDict):
+        if name == "torch" or name.startswith("torch."):
+            yield from logging.getLogger(name).handlers
+
+
+def _drops_all(record: logging.LogRecord) -> bool:
+    return False

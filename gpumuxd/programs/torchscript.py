@@ -13,6 +13,7 @@ It runs on the owner's machine, never in the daemon: loading TorchScript trusts 
 import math
 import operator
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,9 @@ from torch.utils import _pytree as pytree
 
 from gpumuxd.errors import InvalidModel
 from gpumuxd.programs.example_inputs import ExampleInputs
-from gpumuxd.programs.exporter import BATCH, ExportRequest, Traced
+from gpumuxd.programs.export_request import BATCH, ExportRequest
+from gpumuxd.programs.exporter import Traced
+from gpumuxd.programs.rehearsal import told
 from gpumuxd.programs.torchscript_options import Described
 
 _ADVICE = (
@@ -80,7 +83,25 @@ def load(path: Path) -> Any:
             read: Any = torch.jit.load
             return read(path, map_location="cpu").eval()
         except (RuntimeError, ValueError, OSError) as error:
-            raise InvalidModel(f"{path} is no TorchScript file: {error}") from error
+            raise InvalidModel(f"{path} is no TorchScript file: {_instead(path, error)}") from error
+
+
+def _instead(path: Path, error: Exception) -> str:
+    """What a file is that TorchScript can't read, and what to do with it."""
+    if not path.is_file():
+        return "there is no such file"
+    if not zipfile.is_zipfile(path):
+        return "it is no zip archive"
+    with zipfile.ZipFile(path) as archive:
+        names = {name.rpartition("/")[2] for name in archive.namelist()}
+    if "archive_format" in names:
+        return "it is an archive of torch.export; it is served as it is, as VERSION/model.pt2"
+    if "data.pkl" in names:
+        return (
+            "torch.save wrote it, so it holds weights (a state_dict) or a pickled module. Load it "
+            "in a factory: gpumuxd export package.module:factory"
+        )
+    return str(error).partition("\n")[0]
 
 
 class TracedModule(nn.Module):
@@ -281,8 +302,8 @@ def compare(script: Any, traced: Traced, request: ExportRequest) -> str:
                 shape[int(dimension)] = sizes[symbol]
             given.append(_random(shape, example.dtype, generator))
         with torch.no_grad():
-            theirs = pytree.tree_leaves(script(*(tensor.clone() for tensor in given)))
-            ours = pytree.tree_leaves(run(*(tensor.clone() for tensor in given)))
+            theirs = _called("the TorchScript file", script, given)
+            ours = _called("what was exported", run, given)
         pairs = zip(theirs, ours, strict=True)
         worst = max(worst, *(_difference(their, our) for their, our in pairs))
         tried.append(" ".join(f"{name}={size}" for name, size in sizes.items()) or "fixed sizes")
@@ -291,10 +312,28 @@ def compare(script: Any, traced: Traced, request: ExportRequest) -> str:
     if not worst <= TOLERANCE:
         raise InvalidModel(
             f"what was exported differs from the TorchScript file by {worst:.2g} "
-            f"(at {' and '.join(tried)}): {_ADVICE}"
+            f"(at {' and '.join(tried)}): {_cause(traced)}"
         )
     found = "bit-equal to" if worst == 0 else f"within {TOLERANCE:g} of"
     return f"{found} the TorchScript file at {' and '.join(tried)}"
+
+
+def _called(what: str, function: Callable[..., Any], given: Sequence[Tensor]) -> list[Any]:
+    try:
+        return pytree.tree_leaves(function(*(tensor.clone() for tensor in given)))
+    except Exception as error:  # of an operator, of any type
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        sizes = ", ".join(f"{str(each.dtype)[6:]}{list(each.shape)}" for each in given)
+        raise InvalidModel(
+            f"{what} fails on inputs of {sizes}: {lines[-1] if lines else told(error)}"
+        ) from error
+
+
+def _cause(traced: Traced) -> str:
+    for node in traced.program.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return f"it calls {node.target}, which is random: take the noise as an input"
+    return _ADVICE
 
 
 def _other_size(request: ExportRequest, symbol: str, size: int) -> int:

@@ -1,6 +1,7 @@
 """Traced TorchScript becomes an artifact; what is scripted is refused by name."""
 
 import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,8 @@ def test_a_traced_file_becomes_an_artifact_of_dynamic_sizes(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--dynamic", "image:0=batch,2=height", "--dynamic", "bias:0=batch",
-               "--size", "height=4:20:2", "--batch-max", "6", "-o", str(tmp_path)]  # fmt: skip
+               "--size", "height=4:20:2", "--batch-max", "6",
+               "-o", str(tmp_path / "model.pt2")]  # fmt: skip
     assert main(["--torchscript", str(folder / "traced.pt"), *INPUTS, *options]) == 0
     said = capsys.readouterr()
     assert "bit-equal to the TorchScript file at batch=2 height=8 and batch=3 height=10" in said.err
@@ -125,7 +127,7 @@ def test_scripted_modules_are_refused_by_the_name_of_what_they_hold(
     folder: Path, tmp_path: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--torchscript", str(folder / f"{name}.pt"), "--input", "x:FP32[2,3]"]
-    assert main([*arguments, "-o", str(tmp_path / "out")]) == 1
+    assert main([*arguments, "-o", str(tmp_path / "out" / "1")]) == 1
     error = capsys.readouterr().err
     assert said in error
     assert "gpumuxd export package.module:factory" in error
@@ -144,6 +146,21 @@ def test_what_is_no_torchscript_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "x.pt", tmp_path / "nothing.pt"):
         with pytest.raises(InvalidModel, match="is no TorchScript file"):
             torchscript.load(path)
+
+
+def test_what_a_file_is_instead_is_said(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "state.pt")
+    with zipfile.ZipFile(tmp_path / "own.pt2", "w") as archive:
+        archive.writestr("own/archive_format", "pt2")
+    (tmp_path / "x.pt").write_text("text")
+    for name, said in (("state.pt", "torch.save wrote it, so it holds weights"),
+                       ("own.pt2", "an archive of torch.export; it is served as it is"),
+                       ("x.pt", "it is no zip archive"),
+                       ("nothing.pt", "there is no such file")):  # fmt: skip
+        with pytest.raises(InvalidModel) as caught:
+            torchscript.load(tmp_path / name)
+        assert said in caught.value.message
+        assert "\n" not in caught.value.message
 
 
 def test_a_torch_without_torchscript_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +195,28 @@ def test_a_conversion_that_differs_is_refused() -> None:
                   lambda x: x / 0 * 0):  # fmt: skip
         with pytest.raises(InvalidModel, match="differs from the TorchScript file by"):
             torchscript.compare(wrong, traced, request)
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+def test_what_fails_and_what_is_random_is_named() -> None:
+    request, traced = half_traced()
+
+    def fails(x: Tensor) -> Tensor:
+        raise RuntimeError("Traceback of TorchScript\n\nRuntimeError: no such type\n")
+
+    with pytest.raises(
+        InvalidModel, match=r"file fails on inputs of float32\[2, 3\]: RuntimeErr.*pe$"
+    ):
+        torchscript.compare(fails, traced, request)
+    noisy = ExportRequest(Noise(), {"own": torch.zeros(2, 3)})
+    with pytest.raises(
+        InvalidModel, match=r"calls aten\.randn_like\.default, which is random: take"
+    ):
+        torchscript.compare(lambda x: x, trace(noisy), noisy)
 
 
 @pytest.mark.parametrize(

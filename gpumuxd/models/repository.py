@@ -15,6 +15,7 @@ one model is said of that model and hides no other.
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from gpumuxd.errors import InvalidManifest, InvalidModel, InvalidRequest
@@ -34,9 +35,21 @@ from gpumuxd.models.names import check_model_name, version_number
 
 _NAMES = " or ".join(ARTIFACT_FORMATS)
 
+MODELS_MAX = 10_000
+"""Entries of any kind in a repository. One with more can't be listed, since taking some of them
+would hide the others; a model in it is still found by its name."""
+
+VERSIONS_MAX = 1_000
+"""Entries of any kind in a model's directory. One with more is broken as a whole: tenants may be
+able to write there, and a look at it would keep those waiting who want other models."""
+
 
 class RepositoryUnreadable(Exception):
     """The repository as a whole can't be looked at: it is missing, or may not be listed."""
+
+
+class _TooMany(Exception):
+    """A directory has more entries than anybody should have to look at."""
 
 
 class Repository:
@@ -50,9 +63,11 @@ class Repository:
         Raises RepositoryUnreadable."""
         root = self._real()
         try:
-            names = _directories(root)
+            names = _directories(root, MODELS_MAX)
         except OSError as error:
             raise RepositoryUnreadable(error.strerror) from error
+        except _TooMany as error:
+            raise RepositoryUnreadable(str(error)) from None
         return {_printable(name): _look(root, name) for name in names}
 
     def find(self, name: str) -> ModelListing | None:
@@ -100,11 +115,13 @@ def _look(root: Path, name: str) -> ModelListing:
         check_model_name(name)
         directory = _inside(root / name, root)
         manifest = read_manifest(_inside(directory / MANIFEST_NAME, root))
-        versions = _directories(directory)
+        versions = _directories(directory, VERSIONS_MAX)
     except (InvalidRequest, InvalidManifest) as error:
         return ModelListing(shown, broken=(BrokenEntry(shown, "", error.message),))
     except OSError as error:
         return ModelListing(shown, broken=(_unreadable(shown, error),))
+    except _TooMany as error:
+        return ModelListing(shown, broken=(BrokenEntry(shown, "", str(error)),))
     if not versions:
         reason = "no version: expected a directory named by a number"
         return ModelListing(shown, broken=(BrokenEntry(shown, "", reason),))
@@ -161,11 +178,14 @@ def _unreadable(name: str, error: OSError) -> BrokenEntry:
     return BrokenEntry(name, "", f"can't be read: {error.strerror}")
 
 
-def _directories(root: Path) -> list[str]:
+def _directories(root: Path, entries_max: int) -> list[str]:
     """Directories in a directory, by name; hidden ones, such as unfinished copies, don't count.
-    Raises OSError when it can't be read."""
+    Raises OSError when it can't be read, and _TooMany without looking at the rest."""
     with os.scandir(root) as entries:
-        return sorted(entry.name for entry in entries if _counts(entry))
+        found = list(islice(entries, entries_max + 1))
+    if len(found) > entries_max:
+        raise _TooMany(f"it has more than {entries_max} files and directories")
+    return sorted(entry.name for entry in found if _counts(entry))
 
 
 def _counts(entry: "os.DirEntry[str]") -> bool:

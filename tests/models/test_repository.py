@@ -14,6 +14,7 @@ from gpumuxd.errors import (
     InvalidRequest,
     UnknownModel,
 )
+from gpumuxd.models import repository
 from gpumuxd.models.listing import ModelListing, ModelVersion, Silence, merge
 from gpumuxd.models.repository import Repository, RepositoryUnreadable, scan_all
 
@@ -109,6 +110,36 @@ def test_a_version_without_an_artifact_is_not_published_yet_and_a_bad_one_is(
     selection = find(tmp_path, "m").select()
     assert selection.versions == ()
     assert [entry.version for entry in selection.broken] == ["3"]
+
+
+def test_a_model_with_too_many_versions_is_broken_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "VERSIONS_MAX", 3)
+    for version in ("1", "2", "3"):
+        add(tmp_path, "most", version)
+        add(tmp_path, "many", version)
+    (tmp_path / "many" / ".junk").touch()  # entries that are no versions take time too
+    add(tmp_path, "other")
+    scan = scan_all([tmp_path])
+    reason = "it has more than 3 files and directories"
+    assert [(e.name, e.version, e.reason) for e in scan.broken] == [("many", "", reason)]
+    assert [v.name for v in scan.versions] == ["most"] * 3 + ["other"]
+    with pytest.raises(InvalidManifest, match=f"model 'many': {reason}"):
+        find(tmp_path, "many").select()
+
+
+def test_a_repository_with_too_many_models_is_not_listed_and_they_are_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "MODELS_MAX", 2)
+    add(tmp_path, "a")
+    add(tmp_path, "b")
+    assert sorted(Repository(tmp_path).scan()) == ["a", "b"]
+    add(tmp_path, "c")
+    with pytest.raises(RepositoryUnreadable, match="it has more than 2 files and directories"):
+        Repository(tmp_path).scan()
+    assert [newest(tmp_path, name).name for name in "abc"] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def __getattr__(name: str) -> Any:
 def main(argv: Sequence[str]) -> int:
     """The command. Phases and refusals go to stderr, the signature to stdout."""
     if any(argument.split("=")[0] == "--onnx" for argument in argv):
-        from gpumuxd.programs import export_onnx
+        from gpumuxd.programs import export_onnx_command
 
-        return export_onnx.main(argv)
+        return export_onnx_command.main(argv)
     parser = _parser()
     options = parser.parse_args(list(argv))
     if (options.factory is None) is (options.torchscript is None):

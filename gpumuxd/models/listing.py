@@ -182,6 +182,12 @@ def merge(scans: Sequence[Mapping[str, ModelListing] | Silence]) -> Scan:
     return Scan(models, tuple(shadowed), unknown)
 
 
+def no_model(name: str) -> UnknownModel:
+    """The one answer for what is not there and for what is not for the tenant that asks: any
+    difference would tell that it is there."""
+    return UnknownModel(f"no model {name!r} in the repository")
+
+
 def shadowed_reason(number: int, winner: int) -> str:
     """Why an entry of a repository does not count. Paths are no matter of a client's."""
     return (

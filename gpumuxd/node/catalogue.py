@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import structlog
 
 from gpumuxd.clock import Clock, monotonic_ns
-from gpumuxd.errors import ModelNotReady, UnknownModel
-from gpumuxd.models.listing import ModelListing, Scan, Silence, merge
+from gpumuxd.errors import ModelNotReady
+from gpumuxd.models.listing import ModelListing, Scan, Silence, merge, no_model
 from gpumuxd.models.names import check_model_name
 from gpumuxd.models.repository import Repository, RepositoryUnreadable
 from gpumuxd.units import NS_PER_S
@@ -66,7 +66,7 @@ class Catalogue:
                 return found
         if silent is not None:
             raise ModelNotReady(f"model {name!r}: {silent.reason}; retry")
-        raise UnknownModel(f"no model {name!r} in the repository")
+        raise no_model(name)
 
     @property
     def silent(self) -> list[str]:

@@ -16,7 +16,7 @@ from gpumuxd.errors import (
     PermissionDenied,
     UnknownModel,
 )
-from gpumuxd.models.listing import BrokenEntry, ModelListing, Scan
+from gpumuxd.models.listing import BrokenEntry, ModelListing, Scan, no_model
 from gpumuxd.models.manifest import Manifest
 from gpumuxd.models.names import check_model_name, is_model_name, version_number
 from gpumuxd.models.repository import Repository
@@ -73,10 +73,8 @@ class Registry:
             number = version_number(version) if version else None
         except InvalidRequest:
             return False
-        entry = self._table.serving(name, number)
-        if entry is None or entry.replica is None:
-            return False
-        return entry.replica.is_alive and may_see(entry.replica.manifest, tenant)
+        replica = self._visible_replica(tenant, name, number)
+        return replica is not None and replica.is_alive
 
     def reason(self, name: str) -> str:
         """Why its newest version does not serve; "" for a model that was never asked for."""
@@ -84,9 +82,9 @@ class Registry:
         return newest.reason if newest is not None else self.failures.get(name, "")
 
     def replica(self, tenant: Tenant, name: str, version: str) -> Replica | None:
-        """What serves this model now; None: nothing does, and `raise_absence` tells why. Touches
-        no disk. Raises UnknownModel, InvalidRequest or PermissionDenied."""
-        replica = self._visible_replica(tenant, name, version)
+        """What serves this model now; None: nothing does that the tenant may see, and
+        `raise_absence` tells why. Touches no disk. Raises InvalidRequest or PermissionDenied."""
+        replica = self._visible_replica(tenant, name, version_number(version) if version else None)
         if replica is None:
             return None
         permitted = replica.manifest.tenants
@@ -99,22 +97,29 @@ class Registry:
         """Say why nothing serves this model: UnknownModel, ModelNotReady or InvalidModel."""
         number = version_number(version) if version else None
         listing = await self._find(tenant, name)
+        if number is None and not _is_visible(listing, tenant):
+            loaded = self._loaded(name)
+            number = next(n for n in loaded if may_see(loaded[n].manifest, tenant))
         if number is None:
             selection = listing.select()
             if not selection.versions:
                 newest = selection.broken[-1]
                 raise InvalidModel(f"model {name!r} version {newest.version}: {newest.reason}")
             number = selection.versions[-1].version
-        listing.version(number)
+        if not self._shows(tenant, listing, number):
+            raise UnknownModel(f"model {name!r} has no version {version or 'that serves'!r}")
+        if number not in self._loaded(name):
+            listing.version(number)
         reason = self._on_disk(listing, number).reason or "it was loaded only just now; retry"
         raise ModelNotReady(f"model {name!r} version {number}: {reason}")
 
     async def view(self, tenant: Tenant, name: str, version: str) -> ModelView:
         """A loaded model. Raises UnknownModel or ModelNotReady."""
-        replica = self._visible_replica(tenant, name, version)
+        number = version_number(version) if version else None
+        replica = self._visible_replica(tenant, name, number)
         if replica is None:
             await self.raise_absence(tenant, name, version)
-        ready = [e for e in self._table.versions(name) if e.state is ModelState.READY]
+        ready = list(self._visible_serving(tenant, name))
         serving = next(e for e in ready if e.replica is replica)
         return ModelView(
             name=name,
@@ -138,7 +143,7 @@ class Registry:
         number = version_number(version) if version else None
         named = [facts for facts in await self._facts(tenant) if facts.entry.name == name]
         if not named:
-            raise UnknownModel(f"no model {name!r}")
+            raise no_model(name)
         named = [each for each in named if number in (None, each.number)]
         if not named:
             raise UnknownModel(f"model {name!r} has no version {version!r}")
@@ -156,13 +161,15 @@ class Registry:
             for entry in scan.shadowed:
                 known[entry.name, ""] = _broken(entry, None)
         for listing in scan.models.values():
-            # Who may see a model is not known where its manifest can't be read.
-            if tenant.is_admin or (listing.is_readable and may_see(listing.manifest, tenant)):
+            if _is_visible(listing, tenant):
                 for facts in self._listed(listing):
                     known[listing.name, facts.entry.version] = facts
         for loaded in self._table:  # what serves is shown, whatever became of its files
             replica = loaded.replica
-            if replica is not None and may_see(replica.manifest, tenant):
+            if replica is None:
+                continue
+            known.pop((loaded.name, str(loaded.version)), None)  # whatever model.toml says by now
+            if may_see(replica.manifest, tenant):
                 view = loaded.view(_note_on_files(scan, loaded))
                 known[loaded.name, view.version] = VersionFacts(view, replica.manifest, replica)
         if tenant.is_admin:
@@ -193,8 +200,12 @@ class Registry:
     # Loading and unloading
 
     async def load(self, tenant: Tenant, name: str) -> None:
-        """Load what the model's policy selects; return when all of it serves."""
-        listing = await self._find(tenant, name)
+        """Load what the model's policy selects; return when all of it serves. Who may is said by
+        model.toml as it is on the disk: that will be in force."""
+        listing = await self.catalogue.find(name)
+        if not (_is_visible(listing, tenant) or self._is_shown(tenant, listing)):
+            raise no_model(name)
+        listing.check_readable()
         if not may_manage(listing.manifest, tenant):
             raise PermissionDenied(f"tenant {tenant.name!r} may not load model {name!r}")
         await self.loads.load(name, is_asked_for=True)
@@ -211,8 +222,9 @@ class Registry:
                 # One that the journal keeps can be forgotten, whatever became of its files.
                 if not tenant.is_admin or name not in self._journal.models:
                     raise
-        if not all(may_see(manifest, tenant) for manifest in manifests):
-            raise UnknownModel(f"no model {name!r}")
+        if manifests and not any(may_see(manifest, tenant) for manifest in manifests):
+            await self.catalogue.find(name)  # may have to be said as of one that is not there
+            raise no_model(name)
         if not all(may_manage(manifest, tenant) for manifest in manifests):
             raise PermissionDenied(f"tenant {tenant.name!r} may not unload model {name!r}")
         await self.loads.unload(name)
@@ -226,22 +238,50 @@ class Registry:
 
     # Finding
 
-    def _visible_replica(self, tenant: Tenant, name: str, version: str) -> Replica | None:
-        number = version_number(version) if version else None
-        entry = self._table.serving(name, number)
-        if entry is None or entry.replica is None:
-            return None
-        if not may_see(entry.replica.manifest, tenant):
-            raise UnknownModel(f"no model {name!r}")
-        return entry.replica
+    def _visible_serving(self, tenant: Tenant, name: str) -> Iterator[VersionEntry]:
+        """Versions that serve, newest first, whose manifest in force shows them to the tenant."""
+        for entry in self._table.versions(name):
+            if entry.is_ready and entry.replica and may_see(entry.replica.manifest, tenant):
+                yield entry
+
+    def _visible_replica(self, tenant: Tenant, name: str, number: int | None) -> Replica | None:
+        for entry in self._visible_serving(tenant, name):
+            if number in (None, entry.version):
+                return entry.replica
+        return None
+
+    def _loaded(self, name: str) -> dict[int, Replica]:
+        """Newest first. Makes no entries for what is not there."""
+        return {e.version: e.replica for e in self._table.versions(name) if e.replica is not None}
+
+    def _shows(self, tenant: Tenant, listing: ModelListing, number: int) -> bool:
+        """May a tenant know of this version? The manifest in force counts where it is loaded, the
+        one on the disk where it is not."""
+        replica = self._loaded(listing.name).get(number)
+        if replica is not None:
+            return may_see(replica.manifest, tenant)
+        return _is_visible(listing, tenant)
+
+    def _is_shown(self, tenant: Tenant, listing: ModelListing) -> bool:
+        """May a tenant know of any version?"""
+        loaded = self._loaded(listing.name)
+        if any(may_see(replica.manifest, tenant) for replica in loaded.values()):
+            return True
+        is_all_loaded = bool(loaded) and {v.version for v in listing.versions} <= loaded.keys()
+        return _is_visible(listing, tenant) and (bool(listing.broken) or not is_all_loaded)
 
     async def _find(self, tenant: Tenant, name: str) -> ModelListing:
         """In the repository, as far as this tenant may know."""
         listing = await self.catalogue.find(name)
-        if not tenant.is_admin and not (listing.is_readable and may_see(listing.manifest, tenant)):
-            raise UnknownModel(f"no model {name!r}")
+        if not self._is_shown(tenant, listing):
+            raise no_model(name)
         listing.check_readable()
         return listing
+
+
+def _is_visible(listing: ModelListing, tenant: Tenant) -> bool:
+    """As its manifest on the disk says. Where that can't be read, nobody knows whose it is."""
+    return tenant.is_admin or (listing.is_readable and may_see(listing.manifest, tenant))
 
 
 def _broken(entry: BrokenEntry, manifest: Manifest | None) -> VersionFacts:

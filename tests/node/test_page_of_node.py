@@ -1,14 +1,18 @@
 """The page of a model as the node gives it: every state, and only to whom it is for."""
 
+import asyncio
+from collections.abc import Awaitable
+
 import pytest
 
-from gpumuxd.errors import InvalidRequest, UnknownModel
-from gpumuxd.node.api import BoundOrigin, ModelDetail
+from gpumuxd.errors import InvalidRequest, PermissionDenied, UnknownModel
+from gpumuxd.node.api import BoundOrigin, ModelDetail, Tenant
+from gpumuxd.node.node import Node
 from gpumuxd.node.tenants import DEFAULT_TENANT
 from gpumuxd.settings import DeviceSettings, SchedulerSettings, Slicing
 from gpumuxd.units import MIB
 from gpumuxd.wire import frames
-from tests.node.fakes import FakeDevice, FakeLife, add_model
+from tests.node.fakes import FakeDevice, FakeLife, add_model, call
 from tests.node.world import ADMIN, INDEX, TENANTS, VOICE, World
 
 
@@ -67,6 +71,71 @@ async def test_a_model_of_others_is_not_there_loaded_or_not(world: World) -> Non
             with pytest.raises(UnknownModel, match="no model 'secret'"):
                 await node.model_detail(INDEX, "secret", "")
             await node.load(ADMIN, "secret")
+
+
+async def refusals(node: Node, tenant: Tenant, name: str, version: str) -> list[str]:
+    """What every call that names a model answers, without the name."""
+    calls: list[Awaitable[object]] = [
+        node.infer(call(model=name, version=version, tenant=tenant)),
+        node.model_view(tenant, name, version),
+        node.model_detail(tenant, name, version),
+        node.load(tenant, name),
+        node.unload(tenant, name),
+    ]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert not node.is_model_ready(tenant, name, version)
+    return [repr(answer).replace(name, "NAME") for answer in answers]
+
+
+async def test_a_model_of_others_can_not_be_told_from_none(world: World) -> None:
+    add_model(world.repository, "secret", manifest='tenants = ["voice"]')
+    async with world.started(tenants=TENANTS) as node:
+        for _ in ("not loaded", "loaded"):
+            for version in ("", "1", "7"):
+                missing = await refusals(node, INDEX, "nobody", version)
+                assert await refusals(node, INDEX, "secret", version) == missing
+                assert missing == ["UnknownModel(\"no model 'NAME' in the repository\")"] * 5
+            await node.load(VOICE, "secret")
+        world.repository.rename(away := world.repository.with_name("away"))
+        try:
+            await node.index(ADMIN)
+            missing = await refusals(node, INDEX, "nobody", "")
+            assert await refusals(node, INDEX, "secret", "") == missing
+            assert "No such file or directory" in missing[0]
+        finally:
+            away.rename(world.repository)
+
+
+async def test_the_manifest_in_force_says_who_sees_what_serves(world: World) -> None:
+    path = add_model(world.repository, "own", manifest='tenants = ["voice"]')
+    async with world.started(tenants=TENANTS, startup_models=("own",)) as node:
+        (path.parents[1] / "model.toml").write_text('tenants = ["index"]')
+        for tenant, names in ((VOICE, ["m", "own"]), (INDEX, ["m"]), (ADMIN, ["m", "own"])):
+            assert [entry.name for entry in await node.index(tenant)] == names
+        assert (await node.model_detail(VOICE, "own", "")).versions[0].policy is not None
+        assert (await node.model_view(VOICE, "own", "1")).name == "own"
+        for attempt in (
+            node.model_detail(INDEX, "own", ""),
+            node.infer(call(model="own", tenant=INDEX)),
+        ):
+            with pytest.raises(UnknownModel, match="no model 'own'"):
+                await attempt
+        with pytest.raises(UnknownModel, match="no version '2'"):
+            await node.model_view(VOICE, "own", "2")
+        # One that is not loaded is for whom the disk says.
+        add_model(world.repository, "own", 2, manifest='tenants = ["index"]')
+        entries = [(e.name, e.version) for e in await node.index(INDEX)]
+        assert entries == [("m", "1"), ("own", "2")]
+        with pytest.raises(UnknownModel, match="no version '2'"):
+            await node.model_view(VOICE, "own", "2")
+        with pytest.raises(UnknownModel, match="no version '1'"):
+            await node.model_view(INDEX, "own", "1")
+        with pytest.raises(PermissionDenied, match="may not load"):
+            await node.load(VOICE, "own")
+        with pytest.raises(UnknownModel):
+            await node.unload(INDEX, "own")
+        await node.load(INDEX, "own")  # as model.toml will have it
+        assert [e.name for e in await node.index(VOICE)] == ["m"]
 
 
 async def test_a_manifest_that_can_not_be_read_is_for_admins(world: World) -> None:

@@ -64,6 +64,10 @@ class OutputTooLarge(Exception):
     """An output that does not fit where its request reserved room."""
 
 
+class OutputMistyped(Exception):
+    """An output of another data type than its artifact declares, or of one that no client knows."""
+
+
 class _Binding:
     """The tensors of one request. `results` is written by the device thread, read after."""
 
@@ -249,6 +253,10 @@ def _write_outputs(outputs: Sequence[torch.Tensor], binding: _Binding) -> None:
             # As expected, which is nearly always: no views are made, 5 us and not 25.
             results.append(region.copy_(output))
             continue
+        if output.dtype is not region.dtype:
+            raise OutputMistyped(
+                f"output {index} is of type {output.dtype}, its artifact declares {region.dtype}"
+            )
         if output.nbytes > region.nbytes:
             raise OutputTooLarge(
                 f"output {index} of shape {list(output.shape)} takes {output.nbytes} bytes, "

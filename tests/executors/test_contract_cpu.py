@@ -36,8 +36,8 @@ class SlotProgram:
         return sum(int(slot.nbytes) for slot in slots)
 
 
-def region(size_bytes: int) -> torch.Tensor:
-    return torch.full((size_bytes // ITEM_BYTES,), UNWRITTEN).view(torch.uint8)
+def region(size_bytes: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.full((size_bytes // ITEM_BYTES,), UNWRITTEN).view(dtype)
 
 
 class CpuRig(Rig[SlotProgram, Sequence[torch.Tensor]]):
@@ -104,19 +104,19 @@ def test_the_true_output_may_be_smaller_than_its_region(executor: CpuExecutor) -
         slots[0] = slots[0][:, ::2].t()  # neither contiguous nor of the reserved shape
 
     executor.load("m", SlotProgram([halve]))
-    room = region(64)
+    room = region(64, torch.float32)
     executor.bind(1, [torch.arange(8.0).view(2, 4)], [room])
     run(executor, work(1))
     _, (result,) = executor.result(1)
     assert torch.equal(result, torch.tensor([[0.0, 4.0], [2.0, 6.0]]))
     assert result.data_ptr() == room.data_ptr()
-    assert torch.equal(room[:16].view(torch.float32), torch.tensor([0.0, 4.0, 2.0, 6.0]))
-    assert (room[16:].view(torch.int64) == UNWRITTEN).all()
+    assert torch.equal(room[:4], torch.tensor([0.0, 4.0, 2.0, 6.0]))
+    assert (room[4:].view(torch.int64) == UNWRITTEN).all()
 
 
 def test_an_output_that_does_not_fit_fails_with_the_numbers(executor: CpuExecutor) -> None:
     executor.load("m", SlotProgram([nothing]))
-    room = region(16)
+    room = region(16, torch.float32)
     executor.bind(1, [torch.zeros(5)], [room])
     (failed,) = run(executor, work(1))
     assert isinstance(failed, SliceFailed)
@@ -129,12 +129,25 @@ def test_shapes_without_dimensions_or_elements(
     executor: CpuExecutor, shape: tuple[int, ...]
 ) -> None:
     executor.load("m", SlotProgram([nothing]))
-    executor.bind(1, [torch.ones(shape, dtype=torch.bool)], [region(8)])
+    executor.bind(1, [torch.ones(shape, dtype=torch.bool)], [region(8, torch.bool)])
     run(executor, work(1))
     _, (result,) = executor.result(1)
     assert result.shape == shape
     assert result.dtype == torch.bool
     assert result.all()
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32, torch.float64])
+def test_an_output_of_another_type_than_declared_fails_before_it_is_written(
+    executor: CpuExecutor, dtype: torch.dtype
+) -> None:
+    executor.load("m", SlotProgram([nothing]))
+    room = region(64)
+    executor.bind(1, [torch.zeros(2, dtype=dtype)], [room])
+    (failed,) = run(executor, work(1))
+    assert isinstance(failed, SliceFailed)
+    assert f"output 0 is of type {dtype}, its artifact declares torch.int64" in failed.reason
+    assert (room == UNWRITTEN).all()
 
 
 def test_outputs_are_dropped_when_nothing_is_reserved(executor: CpuExecutor) -> None:

@@ -174,6 +174,7 @@ REFUSED: list[tuple[str, Callable[[Path], Files], str]] = [
     ("size that is a lambda", size_expression(lambda m: f"(lambda: {expression(m)})()"), "call"),
     ("code in a symbol", size_expression(lambda m: f"Symbol({expression(m)!r})"), "symbol's name"),
     ("code in a keyword", size_expression(lambda m: f"Symbol('s', x={expression(m)})"), "no lit"),
+    ("guards", guards, "can't be checked by this daemon"),
     ("torch.os.system", target("torch.os.system"), "is not allowed"),
     ("builtins", target("builtins.eval"), "is not allowed"),
     ("a dunder of an operator", target("torch.ops.aten.add.__globals__"), "is not allowed"),
@@ -188,7 +189,6 @@ REFUSED: list[tuple[str, Callable[[Path], Files], str]] = [
 
 HARMLESS: list[tuple[str, Callable[[Path], Files]]] = [
     ("sample inputs", sample_inputs),
-    ("guards", guards),
     ("stack traces and call graph", metadata),
     ("tensors named as code", value_name),
 ]

@@ -7,7 +7,6 @@ The copy is read back with the daemon's own reader. Runs on the owner's machine,
 daemon.
 """
 
-import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gpumuxd.errors import InvalidModel
-from gpumuxd.models.checksum import SUFFIX
 from gpumuxd.models.onnx_limits import DEFAULT_ONNX_LIMITS
 from gpumuxd.models.onnx_notes import NOTES_KEY, NOTES_VERSION, Notes, encode_notes
 from gpumuxd.models.onnx_proto import onnx_package
@@ -39,6 +37,7 @@ from gpumuxd.programs.onnx_probe import (
     look_around,
     open_probe,
 )
+from gpumuxd.programs.publishing import folder_of, publish
 
 _SECOND_SEED = 1
 
@@ -94,19 +93,13 @@ def _drop_notes(model: Any) -> None:
 def _write(data: bytes, path: Path) -> ModelSpec:
     """Only a whole artifact that can be served takes the name, and the place of an older one."""
     spec = OnnxArtifact(io.BytesIO(data)).plan.spec
-    path.parent.mkdir(parents=True, exist_ok=True)
-    checksum = path.with_name(path.name + SUFFIX)
-    unfinished, new_checksum = (each.with_name(f".{each.name}") for each in (path, checksum))
-    try:
-        unfinished.write_bytes(data)
-        new_checksum.write_text(f"{hashlib.sha256(data).hexdigest()}  {path.name}\n", "utf-8")
-        # A daemon that looks in between finds no checksum, and never one that does not match.
-        checksum.unlink(missing_ok=True)
-        unfinished.replace(path)
-        new_checksum.replace(checksum)
-    finally:
-        unfinished.unlink(missing_ok=True)
-        new_checksum.unlink(missing_ok=True)
+    unfinished = path.with_name(f".{path.name}")
+    with folder_of(path):
+        try:
+            unfinished.write_bytes(data)
+            publish(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
     return spec
 
 
@@ -118,9 +111,10 @@ def find_notes(
     tell: Tell = _tell_nobody,
 ) -> Notes:
     """Run the model and explain what it does."""
-    unknown = sorted(set(request.fills) - {tensor.name for tensor in inputs})
-    if unknown:
-        raise InvalidModel(f"no input is named {unknown[0]!r}")
+    names = [tensor.name for tensor in inputs]
+    for name in (*request.fills, *(name for name, _ in request.dimensions)):
+        if name not in names:
+            raise InvalidModel(f"no input is named {name!r}: they are {names}")
     naming = name_dimensions([_named(tensor, request) for tensor in inputs])
     batch = naming.batch
     symbols = [_symbol(name, batch, request) for name in naming.symbols]
@@ -134,6 +128,7 @@ def find_notes(
     symbols = [
         _learned(probe, base, index, symbol, request, tell) for index, symbol in enumerate(symbols)
     ]
+    _hint_at_equal(inputs, naming.shapes, symbols, request, tell)
     look_across(probe, symbols, base)
     tell(f"{len(probe.seen)} sizes tried, {sum(s is not None for s in probe.seen.values())} run")
     if probe.look(symbols, base, _SECOND_SEED) != probe.seen[base]:
@@ -148,6 +143,32 @@ def find_notes(
         hints={symbol.name: size for symbol, size in zip(symbols, base, strict=True)},
         fills=dict(request.fills),
     )
+
+
+def _hint_at_equal(
+    inputs: Sequence[GraphTensor],
+    shapes: Sequence[tuple[Size, ...]],
+    symbols: Sequence[Symbol],
+    request: OnnxExport,
+    tell: Tell,
+) -> None:
+    """Two dimensions that each ran at one size only, the same, are likely one dimension."""
+    stuck: dict[int, list[str]] = {}
+    for symbol in symbols:
+        if symbol.minimum == symbol.maximum and symbol.name not in request.ranges:
+            stuck.setdefault(symbol.minimum, []).append(symbol.name)
+    for size, names in stuck.items():
+        if len(names) > 1:
+            options = " ".join(
+                f"--dim {tensor.name}:{index}=NAME"
+                for tensor, shape in zip(inputs, shapes, strict=True)
+                for index, part in enumerate(shape)
+                if isinstance(part, tuple) and part[0] in names
+            )
+            tell(
+                f"{' and '.join(names)} ran at {size} only. If they must be equal, give them one "
+                f"name: {options}"
+            )
 
 
 def _named(tensor: GraphTensor, request: OnnxExport) -> GraphTensor:
@@ -221,8 +242,13 @@ def _explained_somewhere(
             smaller = [_without_smallest(probe, base, i, s) for i, s in enumerate(symbols)]
             if request.ranges or smaller == symbols:
                 raise
+            changed = ", ".join(
+                f"{now.name} from {now.minimum} on"
+                for before, now in zip(symbols, smaller, strict=True)
+                if before != now
+            )
             symbols = smaller
-            tell("no expression for all of them; without the smallest sizes")
+            tell(f"no expression for all of them; without the smallest sizes: {changed}")
 
 
 def _without_smallest(probe: Probe, base: Sizes, index: int, symbol: Symbol) -> Symbol:

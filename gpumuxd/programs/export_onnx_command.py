@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpumuxd.errors import GpumuxdError, InvalidModel
-from gpumuxd.models.names import check_model_name
 from gpumuxd.models.spec import format_shape
 from gpumuxd.programs.export_onnx import OnnxExport, export_onnx
+from gpumuxd.programs.publishing import output_path
 
 ARTIFACT_NAME = "model.onnx"
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     """The command. Phases and refusals go to stderr, the signature to stdout."""
     options = _parser().parse_args(list(argv))
     try:
-        path = _output_path(options.output)
+        path = output_path(options.output, ARTIFACT_NAME)
         spec = export_onnx(options.onnx, path, _request(options), _tell)
     except (GpumuxdError, OSError) as error:
         _tell(str(error))
@@ -38,6 +38,9 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpumuxd export",
+        usage="gpumuxd export --onnx FILE -o OUTPUT [--dim INPUT:INDEX=NAME] ...\n"
+        "           [--range NAME=MIN..MAX[:MULTIPLE]] ... [--try NAME=N] ... "
+        "[--fill INPUT=VALUE] ...",
         description="Make an ONNX model one that gpumuxd serves: run it at several sizes, note in "
         "a copy how the sizes of outputs follow from those of inputs.",
     )
@@ -47,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         required=True,
         type=Path,
-        help="the .onnx file, or the directory of a version (model.onnx is written there)",
+        help="the directory of a version, REPOSITORY/NAME/VERSION (model.onnx is written there), "
+        "or a .onnx file; its checksum is written beside it",
     )
     for name, metavar, text in (
         (
@@ -117,11 +121,3 @@ def _number(text: str) -> float:
 
 def _tell(text: str) -> None:
     print(f"gpumuxd export: {text}", file=sys.stderr, flush=True)
-
-
-def _output_path(output: Path) -> Path:
-    if output.suffix == ".onnx":
-        return output
-    if output.name.isdecimal():
-        check_model_name(output.resolve().parent.name)
-    return output / ARTIFACT_NAME

@@ -7,6 +7,7 @@ at the smallest sizes. Runs on the owner's machine; it must not know how a modul
 
 import mmap
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,7 +84,7 @@ def _rehearse_smallest(
 def call(module: torch.nn.Module, inputs: ExampleInputs) -> list[Any]:
     """What the module itself answers, flat. Raises InvalidModel when it fails."""
     given = inputs.copied()
-    with torch.no_grad(), _as_traced():
+    with torch.no_grad(), _as_traced(), _warnings_ignored():
         try:
             result = module(*given.args, **given.kwargs)
         except Exception as error:  # whatever the module raises
@@ -111,7 +112,7 @@ def _open(artifact: Artifact) -> ServedModel:
 def _served(served: ServedModel, inputs: ExampleInputs) -> Sequence[Tensor]:
     tensors = [inputs.tensors[tensor.name].cpu().clone() for tensor in served.spec.inputs]
     program = served.node_program()
-    with torch.inference_mode():
+    with torch.inference_mode(), _warnings_ignored():
         try:
             slots = program.start(tensors)
             for group in program.groups:
@@ -119,6 +120,14 @@ def _served(served: ServedModel, inputs: ExampleInputs) -> Sequence[Tensor]:
             return program.outputs(slots)
         except Exception as error:  # of an operator, of any type
             raise InvalidModel(f"the artifact fails where the module runs: {error}") from error
+
+
+@contextmanager
+def _warnings_ignored() -> Iterator[None]:
+    """Remarks of kernels, and what tracing has warned of already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from gpumuxd.errors import InvalidModel
 from gpumuxd.models.checksum import read_checksum
 from gpumuxd.models.spec import Symbol, format_shape
 from gpumuxd.programs import export
-from gpumuxd.programs.export_onnx import OnnxExport, export_onnx
+from gpumuxd.programs.export_onnx import OnnxExport, _explained_somewhere, export_onnx
+from gpumuxd.programs.onnx_probe import Probe, Shapes
 from tests.onnx.support import info, layers, model, read, weight
 
 
@@ -83,7 +84,8 @@ def test_the_command_prints_the_signature(
         (["--range", "batch=1..9:2"], "both ends multiples"),
         (["--dim", "x:0"], "expected NAME=VALUE"),
         (["--dim", "x:9=a"], "no dynamic dimension 9"),
-        (["--fill", "q=1"], "no input is named 'q'"),
+        (["--fill", "q=1"], "no input is named 'q': they are ['x']"),
+        (["--dim", "q:0=a"], "no input is named 'q': they are ['x']"),
         (["--fill", "x=one"], "expected a number"),
     ],
 )
@@ -95,6 +97,43 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(
     assert export.main(["--onnx", str(source), "-o", str(tmp_path / "m" / "1"), *words]) == 1
     assert reason in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["source.onnx"]
+
+
+def test_dimensions_that_must_be_equal_are_hinted_at(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Concat", ["a", "b"], ["y"], axis=1)]
+    inputs = [info("a", [None, 4]), info("b", [None, 4])]
+    (tmp_path / "m.onnx").write_bytes(
+        model(nodes, inputs, [info("y", [None, 8])]).SerializeToString()
+    )
+    told: list[str] = []
+    export_onnx(tmp_path / "m.onnx", tmp_path / "new.onnx", None, told.append)
+    assert (
+        "a_0 and b_0 ran at 64 only. If they must be equal, give them one name: "
+        "--dim a:0=NAME --dim b:0=NAME"
+    ) in told
+    same = OnnxExport(dimensions={("a", 0): "batch", ("b", 0): "batch"})
+    spec = export_onnx(tmp_path / "m.onnx", tmp_path / "new.onnx", same)
+    assert spec.symbols == (Symbol("batch", 1, 64),)
+
+
+def test_which_sizes_are_given_up_is_told() -> None:
+    """A model that makes 5 of 1, and of all others what it is given."""
+    seen: dict[tuple[int, ...], Shapes | None] = {(n,): ((n,),) for n in (2, 3, 5, 64, 65, 66, 128)}
+    probe = Probe(None, [], [], {}, seen={(1,): ((5,),), **seen})
+    told: list[str] = []
+    shapes, symbols = _explained_somewhere(
+        probe, [Symbol("t", 1, 4096)], (64,), ["y"], OnnxExport(), told.append
+    )
+    assert shapes == [(("t",),)]
+    assert symbols == [Symbol("t", 2, 4096)]
+    assert told == ["no expression for all of them; without the smallest sizes: t from 2 on"]
+
+
+def test_the_command_asks_for_a_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.onnx").write_bytes(layers(1).SerializeToString())
+    for output in ("models/m", "m.pt2"):
+        assert export.main(["--onnx", str(tmp_path / "m.onnx"), "-o", output]) == 1
+        assert f"-o {output}: expected a .onnx file or the dir" in capsys.readouterr().err
 
 
 def test_sizes_that_depend_on_values_are_refused(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Callable[[Client, argparse.Namespace], Any] = options.command
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        with Client(options.target, token=options.token, retries=0) as client:
+        with _client(options) as client:
             answer = command(client, options)
     except UsageError as error:
         errors.print(f"gpumuxctl: {error}", markup=False)
@@ -68,6 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         options.show(tables.console_of(sys.stdout), answer)
     return EXIT_OK
+
+
+def _client(options: argparse.Namespace) -> Client:
+    try:
+        return Client(options.target, token=options.token, retries=0)
+    except ValueError as error:
+        raise UsageError(f"{error} (--target or GPUMUXD_TARGET)") from None
 
 
 def _strict(answer: Any) -> Any:

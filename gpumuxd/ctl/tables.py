@@ -1,6 +1,7 @@
 """Answers for people. Takes the same plain values that `--json` prints.
 
-On a pipe a row of a table is a line, however long, so that grep and awk can have it.
+On a pipe a row of a table is a line, however long, so that grep and awk can have it. On a terminal
+that is too narrow for a table each row is a few lines, broken between its values.
 """
 
 from collections.abc import Iterator
@@ -34,8 +35,8 @@ def show_status(console: Console, status: Any) -> None:
     ready = Text("ready", "green") if status["is_ready"] else Text("not ready", "yellow")
     uptime = format_duration(status["uptime_ns"])
     console.print(Text.assemble(f"gpumuxd {status['version']}, up {uptime}, ", ready))
-    if not status["is_ready"] and status["reason"]:
-        console.print(Text(f"  {status['reason']}", "yellow"))
+    if status["reason"]:
+        console.print(Padding.indent(Text(status["reason"], "yellow"), 2))
     table = Table("device", "state", "pid", "restarts", box=None, pad_edge=False)
     for heading in ("queued", "in flight", "preemptions", "bound", "window", "memory", "busy"):
         table.add_column(heading, justify="right")
@@ -54,7 +55,7 @@ def show_status(console: Console, status: Any) -> None:
             f"{mib_from_bytes(device['memory_bytes']):.1f} MiB",
             f"{busy:.1%}",
         )
-    print_table(console, table)
+    print_rows(console, table)
 
 
 def show_models(console: Console, models: Any) -> None:
@@ -71,14 +72,59 @@ def show_models(console: Console, models: Any) -> None:
             Text(between.join(_tensors(model.get("outputs", ())))),
             Text(" ".join(model["reason"].split())),
         )
-    print_table(console, table)
+    print_rows(console, table, own_line="reason")
 
 
 def print_table(console: Console, table: Table, indent: int = 0) -> None:
     """A narrow terminal hides nothing: cells are folded there."""
     for column in table.columns:
         column.overflow = "fold"
-    console.print(Padding.indent(table, indent) if indent else table)
+    shown = Padding.indent(table, indent) if indent else table
+    if console.is_terminal:
+        console.print(shown)
+        return
+    with console.capture() as capture:
+        console.print(shown)
+    for line in capture.get().splitlines():  # a table fills its last column with blanks
+        console.file.write(line.rstrip() + "\n")
+
+
+def print_rows(console: Console, table: Table, own_line: str = "") -> None:
+    """A table of many columns. What is in the column `own_line` may be long: it is a line below
+    its row where the table is wider than the terminal."""
+    unlimited = console.options.update(max_width=PIPE_COLUMNS)
+    if (
+        not console.is_terminal
+        or console.measure(table, options=unlimited).maximum <= console.width
+    ):
+        print_table(console, table)
+        return
+    headings = [str(column.header) for column in table.columns]
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        first, *rest = [cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells]
+        values = list(zip(headings[1:], rest, strict=True))
+        _print_values(console, first, [each for each in values if each[0] != own_line])
+        for heading, value in values:
+            if heading == own_line and value:
+                console.print(Padding.indent(value, 2))
+
+
+def _print_values(console: Console, first: Text, values: list[tuple[str, Text]]) -> None:
+    """As many on a line as there is room for. One that is longer than a line is broken at words."""
+    line = Text.assemble((first.plain, "bold"))
+    lines = [line]
+    for heading, value in values:
+        if not value:
+            continue
+        shown = Text.assemble((f"{heading} ", "dim"), Text(", ").join(value.split("\n")))
+        if line.cell_len + 2 + shown.cell_len > console.width - 2:
+            line = shown
+            lines.append(line)
+        else:
+            line.append("  ").append_text(shown)
+    console.print(lines[0])
+    for line in lines[1:]:
+        console.print(Padding.indent(line, 2))
 
 
 def show_done(console: Console, answer: Any) -> None:

@@ -79,7 +79,7 @@ def _facts(config: Config) -> Iterator[tuple[str, object]]:
         threads = "1 thread" if device.threads == 1 else f"{device.threads} threads"
         yield "device", f"{device.device}, {threads}"
     for listener in config.listeners:
-        whose = listener.tenant.name if listener.tenant is not None else "by token"
+        whose = f"tenant {listener.tenant.name}" if listener.tenant else "tenants by token"
         yield "listener", f"{listener.address} ({whose})"
     for entry in config.node.tenants:
         yield "tenant", f"{entry.tenant.name}, up to {entry.tenant.priority_max.name}"

@@ -18,7 +18,7 @@ from gpumuxd.daemon.toml_table import TomlTable
 from gpumuxd.errors import ConfigError, InvalidRequest
 from gpumuxd.models.names import check_model_name
 from gpumuxd.node.journal import JOURNAL_NAME
-from gpumuxd.node.settings import ALL_MODELS, NodeSettings, RepositoryMode
+from gpumuxd.node.settings import ALL_MODELS, LoaderSettings, NodeSettings, RepositoryMode
 from gpumuxd.rpc.listener import Listener
 from gpumuxd.settings import DeviceSettings, Order, SchedulerSettings, Slicing
 from gpumuxd.units import MIB, NS_PER_MS, NS_PER_S, NS_PER_US
@@ -78,8 +78,14 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
     state_text = node.take_text("state_dir", str(_default_state_dir(environment)))
     state_dir = _absolute(node, "state_dir", state_text)
     drain_ns = node.take_scaled("drain_timeout_s", 30 * NS_PER_S, NS_PER_S, 0, 3600 * NS_PER_S)
+    loader = LoaderSettings()
+    read_ns_max = node.take_scaled(
+        "read_timeout_s", loader.read_ns_max, NS_PER_S, NS_PER_S, 3600 * NS_PER_S
+    )
     settings = NodeSettings(
-        startup_models=_parse_startup_models(node), journal_path=state_dir / JOURNAL_NAME
+        startup_models=_parse_startup_models(node),
+        journal_path=state_dir / JOURNAL_NAME,
+        loader=replace(loader, read_ns_max=read_ns_max),
     )
     node.finish()
     settings = _parse_repository(root.take_table("repository"), state_dir, settings)

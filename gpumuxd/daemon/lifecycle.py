@@ -97,7 +97,11 @@ async def _start_models_and_wait(
     gc.freeze()
     status = "serving" if not failed else f"serving, but not {', '.join(sorted(failed))}"
     notifier.send(READY=1, STATUS=status)
-    _log.info("ready", addresses=list(front_door.addresses), status=status)
+    # Not "ready": what the journal has may still be loaded; `readiness` tells when that is over.
+    reason = node.view().reason
+    _log.info(
+        "serving", addresses=list(front_door.addresses), is_ready=node.is_ready(), reason=reason
+    )
     await _unless_stopped(stop, node.wait_failed())
 
 

@@ -37,6 +37,7 @@ from gpumuxd.executors.cpu import CpuExecutor, short_reason
 from gpumuxd.programs.profile_cache import ProfileCache, StoredProfile, profile_key
 from gpumuxd.programs.served import AnyProgram, Served, open_model
 from gpumuxd.settings import DeviceSettings
+from gpumuxd.units import MIB
 from gpumuxd.wire.frames import (
     Frame,
     LoadModel,
@@ -279,8 +280,11 @@ class Loading:
         used = self._scheduler.statistics().memory_bytes
         limit = self._settings.scheduler.memory_bytes_max
         if used + len(model.weights) > limit:
+            whole = (limit + self._settings.arena_bytes) / MIB
             raise OutOfDeviceMemory(
-                f"weights of {len(model.weights)} bytes do not fit: {used} of {limit} bytes in use"
+                f"weights of {len(model.weights) / MIB:.1f} MiB do not fit: {used / MIB:.1f} of "
+                f"{limit / MIB:.1f} MiB are in use (memory_mib_max {whole:.0f}, of which the arena "
+                f"takes {self._settings.arena_bytes / MIB:.0f})"
             )
 
     def _profile_key(self, model: _Model, served: Served, buckets: Sequence[Bucket]) -> str:

@@ -140,7 +140,9 @@ class Loading:
             async with asyncio.timeout(limit_s):
                 answer, fds = await _receive(channel)
         except TimeoutError:
-            raise ModelNotReady(f"reading its artifact took over {limit_s} s") from None
+            raise ModelNotReady(
+                f"reading its artifact took over {limit_s:g} s ([node] read_timeout_s)"
+            ) from None
         except ChannelClosed:
             raise
         except ChannelError as error:

@@ -100,9 +100,14 @@ class DeviceSupervisor:
             preemptions=figures.preemptions if figures is not None else 0,
             bound_ns=figures.bound_ns if figures is not None else 0,
             window=figures.window if figures is not None else 0,
-            memory_bytes=figures.memory_bytes if figures is not None else 0,
+            memory_bytes=self._memory_bytes(),
             device_busy_ns=figures.device_busy_ns if figures is not None else 0,
         )
+
+    def _memory_bytes(self) -> int:
+        """All that counts towards `memory_mib_max`: what the child books, and the arena."""
+        figures = self.link.statistics if self.link is not None else None
+        return 0 if figures is None else self.settings.arena_bytes + figures.memory_bytes
 
     async def _run(self) -> None:
         while True:

@@ -111,6 +111,9 @@ async def test_refusals_are_typed(
         (("m", {"x": np.array([None])}), {}, "can't be sent"),
         (("m", {"x": X}), {"priority": -1}, "priority"),
         (("m", {"x": X}), {"priority": -1, "deadline": 1}, "priority: expected 0"),
+        (("m", {"x": X}), {"version": True}, "version: expected a number, or a str .* got True"),
+        (("m", {"x": X}), {"version": 1.0}, "version: expected a number"),
+        (("m", {"x": X}), {"version": None}, "version: expected a number"),
         (("m", {"x": X}), {"timeout": 0}, "timeout: expected more than 0 seconds"),
         (("m", {"x": X}), {"deadline": 0}, "deadline: expected more than 0 seconds"),
         (("m", {"x": X}), {"deadline": -1}, "deadline: expected more than 0 seconds, .* got -1"),
@@ -124,6 +127,45 @@ async def test_wrong_arguments_are_found_before_anything_is_sent(
     with pytest.raises((TypeError, ValueError), match=told):
         await client("infer", *arguments, **options)  # type: ignore[misc]  # a tuple
     assert node.calls == []
+
+
+async def test_a_version_may_be_a_number(client: AnyClient, node: FakeNode) -> None:
+    await client("infer", "identity_fp32", {"x": X}, version=1)
+    assert [call.version for call in node.calls] == ["1"]
+    assert await client("model_ready", "identity_fp32", version=1) is True
+    assert (await client("model_metadata", "identity_fp32", version=1)).name == "identity_fp32"
+    with pytest.raises(TypeError, match="version: expected a number"):
+        await client("model_config", "identity_fp32", version=b"1")
+
+
+@pytest.mark.parametrize(
+    ("target", "is_good"),
+    [
+        ("127.0.0.1:8001", True),
+        ("node:1", True),
+        ("[::1]:8001", True),
+        ("dns:///node:8001", True),
+        ("unix:/run/gpumuxd.sock", True),
+        ("unix-abstract:name", True),
+        ("", False),
+        ("node", False),
+        ("node:", False),
+        (":8001", False),
+        ("node:http", False),
+        ("node:65536", False),
+        ("::1", False),
+        ("fe80::1:8001", False),
+        ("unix:", False),
+    ],
+)
+async def test_a_target_without_a_port_is_told_at_once(target: str, is_good: bool) -> None:
+    if is_good:
+        Client(target).close()
+        await AsyncClient(target).close()
+        return
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ValueError, match="target: host:port or unix:/path expected, got"):
+            kind(target)
 
 
 @pytest.mark.parametrize("method", ["server_live", "index", "node_status"])

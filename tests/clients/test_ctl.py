@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from gpumuxd import __version__
 from gpumuxd.ctl import tables
@@ -237,6 +238,81 @@ def test_nobody_there_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     target = f"unix:{tmp_path}/absent.sock"
     assert main(["--target", target, "status"]) == 3
     assert f"no daemon at {target}" in capsys.readouterr().err
+
+
+def test_a_target_without_a_port_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUMUXD_TARGET", "localhost")
+    assert main(["status"]) == 2
+    assert capsys.readouterr().err == (
+        "gpumuxctl: target: host:port or unix:/path expected, got 'localhost' "
+        "(--target or GPUMUXD_TARGET)\n"
+    )
+
+
+STATUS = {
+    "version": "0.1",
+    "uptime_ns": 10**12,
+    "is_ready": True,
+    "reason": "repository /models can't be read: No such file or directory",
+    "devices": [
+        {
+            "name": "cpu:0",
+            "state": "ready",
+            "pid": 12345,
+            "restarts": 0,
+            "queued": 0,
+            "requests_in_flight": 3,
+            "preemptions": 123,
+            "bound_ns": 2_000_000,
+            "window": 3,
+            "memory_bytes": 300 << 20,
+            "device_busy_ns": 10**11,
+        }
+    ],
+}
+IDS = {"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}
+MODELS = [
+    {"name": "minilm", "version": "1", "state": "READY", "reason": "", "inputs": [IDS, IDS]},
+    {
+        "name": "a-model-with-a-long-name",
+        "version": "7",
+        "state": "UNAVAILABLE",
+        "reason": "model.toml lists it under versions, and it is not there",
+    },
+]
+
+
+def shown(width: int, is_terminal: bool = True) -> list[str]:
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=width, force_terminal=is_terminal, color_system=None, highlight=False
+    )
+    tables.show_status(console, STATUS)
+    tables.show_models(console, MODELS)
+    return stream.getvalue().splitlines()
+
+
+def test_at_80_columns_nothing_is_broken_inside_and_reasons_have_lines_of_their_own() -> None:
+    assert [line.rstrip() for line in shown(80)] == [
+        "gpumuxd 0.1, up 16 min 40 s, ready",
+        "  repository /models can't be read: No such file or directory",
+        "cpu:0  state ready  pid 12345  restarts 0  queued 0  in flight 3",
+        "  preemptions 123  bound 2.00 ms  window 3  memory 300.0 MiB  busy 10.0%",
+        "minilm  version 1  state READY",
+        "  inputs (? varies) input_ids INT64[?, ?], input_ids INT64[?, ?]",
+        "a-model-with-a-long-name  version 7  state UNAVAILABLE",
+        "  model.toml lists it under versions, and it is not there",
+    ]
+    assert all(len(line) <= 80 for line in shown(80))
+
+
+def test_a_wide_terminal_has_tables_and_a_pipe_no_blanks_at_the_ends() -> None:
+    assert shown(200)[2].split()[:3] == ["device", "state", "pid"]
+    piped = shown(tables.PIPE_COLUMNS, is_terminal=False)
+    assert piped == [line.rstrip() for line in piped]
+    assert len(piped) == 2 + 2 + 3
 
 
 async def test_the_token_and_the_target_come_from_the_environment(

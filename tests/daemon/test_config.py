@@ -39,6 +39,7 @@ FULL = """
 state_dir = "/s"
 startup_models = ["a", "b"]
 drain_timeout_s = 1.5
+read_timeout_s = 90
 [repository]
 paths = ["/r1", "/r2"]
 mode = "poll"
@@ -110,6 +111,7 @@ def test_everything_said_arrives() -> None:
         scheduler=scheduler,
     )
     assert (first.device, first.threads, first.launch_cost_ns) == ("cpu:0", 2, 7_500)
+    assert config.node.loader.read_ns_max == 90 * NS_PER_S
     assert (first.arena_bytes, first.scheduler.memory_bytes_max) == (32 * MIB, 100 * MIB)
     voice, index = config.node.tenants
     assert voice.tenant.name == "voice"

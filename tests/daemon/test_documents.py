@@ -139,7 +139,7 @@ def test_the_examples_in_the_documents_are_good() -> None:
 
 def test_the_example_for_systemd_is_good(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-config", str(EXAMPLE)]) == 0
-    assert "unix:/run/gpumuxd/gpumuxd.sock (default)" in capsys.readouterr().out
+    assert "unix:/run/gpumuxd/gpumuxd.sock (tenant default)" in capsys.readouterr().out
     unit = (EXAMPLE.parent / "gpumuxd.service").read_text()
     assert f"--config /etc/gpumuxd/{EXAMPLE.name}" in unit
 

@@ -20,7 +20,7 @@ def test_check_config_says_good_or_what_is_wrong(
     assert main(["check-config", "--config", str(path)]) == 0
     out = capsys.readouterr().out
     assert "configuration: good" in out
-    assert "unix:/run/voice.sock (voice)" in out
+    assert "unix:/run/voice.sock (tenant voice)" in out
     assert "127.0.0.1:8001 (by token)" in out
     path.write_text("[x]")
     assert main(["check-config", "--config", str(path)]) == 78

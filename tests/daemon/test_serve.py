@@ -65,6 +65,8 @@ def test_every_line_of_its_log_has_a_level_and_a_time_and_nothing_is_said_twice(
     assert (lines[0]["event"], lines[0]["pid"]) == ("starting", daemon.pid)
     assert lines[0]["devices"] == ["cpu:0", "cpu:1"]
     told = [line["event"] for line in lines]
+    (serving,) = [line for line in lines if line["event"] == "serving"]
+    assert (serving["is_ready"], serving["reason"]) == (True, "")
     assert (told.count("device_up"), told.count("device_started")) == (2, 0)
     loaded = sorted(line["model"] for line in lines if "loaded" in line["event"])
     assert loaded == ["busy/1", "tiny/1"]
@@ -184,7 +186,7 @@ def test_sigterm_while_it_starts_ends_it(site: Site) -> None:
         daemon.wait_notified("STATUS=starting devices")
         daemon.signal(signal.SIGTERM)
         assert daemon.wait_exit() == 0
-        assert '"ready"' not in daemon.log
+        assert '"serving"' not in daemon.log
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,10 @@ def test_weights_beyond_the_devices_memory_are_refused_with_the_numbers(
     failed = own.expect(ModelFailed)
     assert failed.is_out_of_memory
     reason = failed.reason
-    assert f"weights of {2 * MODEL_BYTES_MAX} bytes do not fit" in reason
-    assert f"of {MODEL_BYTES_MAX} bytes in use" in reason
+    arena_mib = SETTINGS.arena_bytes // MIB
+    assert "weights of 128.0 MiB do not fit: " in reason
+    assert " of 64.0 MiB are in use " in reason
+    assert f"(memory_mib_max {arena_mib + 64}, of which the arena takes {arena_mib})" in reason
     os.close(weights_fd)
 
 

@@ -31,7 +31,7 @@ class AsyncClient:
     """
 
     def __init__(self, target: str, *, token: str | None = None, retries: int = 3) -> None:
-        self.target = target
+        self.target = calls.check_target(target)
         self._metadata = calls.metadata_of(token)
         self._retries = retries
         self._channel = grpc.aio.insecure_channel(target, calls.CHANNEL_OPTIONS)
@@ -43,7 +43,7 @@ class AsyncClient:
         model: str,
         inputs: Mapping[str, NDArray[Any]],
         *,
-        version: str = "",
+        version: str | int = "",
         priority: int = 0,
         deadline: float | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - the node keeps it, not this coroutine
@@ -77,7 +77,7 @@ class AsyncClient:
         return await self._run(calls.server_ready(), deadline)
 
     async def model_ready(
-        self, model: str, *, version: str = "", deadline: float | None = None
+        self, model: str, *, version: str | int = "", deadline: float | None = None
     ) -> bool:
         """The model serves; False also for one that does not exist."""
         return await self._run(calls.model_ready(model, version), deadline)
@@ -87,13 +87,13 @@ class AsyncClient:
         return await self._run(calls.server_metadata(), deadline)
 
     async def model_metadata(
-        self, model: str, *, version: str = "", deadline: float | None = None
+        self, model: str, *, version: str | int = "", deadline: float | None = None
     ) -> types.ModelMetadata:
         """Inputs and outputs of a loaded model."""
         return await self._run(calls.model_metadata(model, version), deadline)
 
     async def model_config(
-        self, model: str, *, version: str = "", deadline: float | None = None
+        self, model: str, *, version: str | int = "", deadline: float | None = None
     ) -> types.ModelConfig:
         """How a loaded model is served."""
         return await self._run(calls.model_config(model, version), deadline)
@@ -118,7 +118,7 @@ class AsyncClient:
         return await self._run(calls.node_status(), deadline)
 
     async def model_detail(
-        self, model: str, *, version: str = "", deadline: float | None = None
+        self, model: str, *, version: str | int = "", deadline: float | None = None
     ) -> types.ModelDetail:
         """All that is known of a model, of every version or of one, loaded or not."""
         return await self._run(calls.model_detail(model, version), deadline)

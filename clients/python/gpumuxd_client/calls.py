@@ -4,6 +4,7 @@ Both clients carry these out and know no message themselves, so they can't diffe
 how they wait.
 """
 
+import ipaddress
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+
+PORT_MAX = 65_535
 
 RETRY_DELAY_S_FIRST = 0.05
 RETRY_DELAY_S_MAX = 1.0
@@ -71,6 +74,35 @@ class Attempts:
         return delay_s
 
 
+def check_target(target: str) -> str:
+    """Raises ValueError for what names no daemon: gRPC would only say that nobody answers."""
+    if target.startswith(("unix:", "unix-abstract:")):
+        is_good = target not in ("unix:", "unix-abstract:")
+    else:
+        host, _, port = target.rpartition(":")
+        is_good = bool(host) and port.isascii() and port.isdecimal() and int(port) <= PORT_MAX
+        is_good = is_good and not _is_bare_ipv6(target)
+    if not is_good:
+        raise ValueError(f"target: host:port or unix:/path expected, got {target!r}")
+    return target
+
+
+def _is_bare_ipv6(target: str) -> bool:
+    try:
+        return ipaddress.ip_address(target).version == 6
+    except ValueError:
+        return False
+
+
+def version_text(version: str | int) -> str:
+    """A version as it is sent; "" is any. Raises TypeError."""
+    if isinstance(version, str):
+        return version
+    if isinstance(version, int) and not isinstance(version, bool):
+        return str(version)
+    raise TypeError(f"version: expected a number, or a str such as '3', got {version!r}")
+
+
 def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
     """What goes with every call."""
     return () if token is None else (("authorization", f"Bearer {token}"),)
@@ -80,7 +112,7 @@ def infer(
     model: str,
     inputs: Mapping[str, NDArray[Any]],
     *,
-    version: str,
+    version: str | int,
     priority: int,
     deadline: float | None,
     timeout: float | None,
@@ -96,7 +128,7 @@ def infer(
     request = codec.encode_infer(
         model,
         inputs,
-        version=version,
+        version=version_text(version),
         priority=priority,
         timeout=timeout,
         outputs=outputs,
@@ -117,8 +149,8 @@ def server_ready() -> Call[bool]:
     )
 
 
-def model_ready(model: str, version: str) -> Call[bool]:
-    request = pb.ModelReadyRequest(name=model, version=version).SerializeToString()
+def model_ready(model: str, version: str | int) -> Call[bool]:
+    request = pb.ModelReadyRequest(name=model, version=version_text(version)).SerializeToString()
     return Call(
         f"{_INFERENCE}ModelReady",
         request,
@@ -130,13 +162,13 @@ def server_metadata() -> Call[types.ServerMetadata]:
     return Call(f"{_INFERENCE}ServerMetadata", b"", codec.decode_server_metadata)
 
 
-def model_metadata(model: str, version: str) -> Call[types.ModelMetadata]:
-    request = pb.ModelMetadataRequest(name=model, version=version).SerializeToString()
+def model_metadata(model: str, version: str | int) -> Call[types.ModelMetadata]:
+    request = pb.ModelMetadataRequest(name=model, version=version_text(version)).SerializeToString()
     return Call(f"{_INFERENCE}ModelMetadata", request, codec.decode_model_metadata)
 
 
-def model_config(model: str, version: str) -> Call[types.ModelConfig]:
-    request = pb.ModelConfigRequest(name=model, version=version).SerializeToString()
+def model_config(model: str, version: str | int) -> Call[types.ModelConfig]:
+    request = pb.ModelConfigRequest(name=model, version=version_text(version)).SerializeToString()
     return Call(f"{_INFERENCE}ModelConfig", request, codec.decode_model_config)
 
 
@@ -160,8 +192,10 @@ def node_status() -> Call[types.NodeStatus]:
     return Call(f"{_CONTROL}NodeStatus", request, codec.decode_node_status)
 
 
-def model_detail(model: str, version: str) -> Call[types.ModelDetail]:
-    request = control.ModelDetailRequest(name=model, version=version).SerializeToString()
+def model_detail(model: str, version: str | int) -> Call[types.ModelDetail]:
+    request = control.ModelDetailRequest(
+        name=model, version=version_text(version)
+    ).SerializeToString()
     return Call(f"{_CONTROL}ModelDetail", request, detail.decode_model_detail)
 
 

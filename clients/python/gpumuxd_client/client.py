@@ -29,7 +29,7 @@ class Client:
     """
 
     def __init__(self, target: str, *, token: str | None = None, retries: int = 3) -> None:
-        self.target = target
+        self.target = calls.check_target(target)
         self._metadata = calls.metadata_of(token)
         self._retries = retries
         self._channel = grpc.insecure_channel(target, calls.CHANNEL_OPTIONS)
@@ -41,7 +41,7 @@ class Client:
         model: str,
         inputs: Mapping[str, NDArray[Any]],
         *,
-        version: str = "",
+        version: str | int = "",
         priority: int = 0,
         deadline: float | None = None,
         timeout: float | None = None,
@@ -74,7 +74,9 @@ class Client:
         """Every device is up and every startup model serves."""
         return self._run(calls.server_ready(), deadline)
 
-    def model_ready(self, model: str, *, version: str = "", deadline: float | None = None) -> bool:
+    def model_ready(
+        self, model: str, *, version: str | int = "", deadline: float | None = None
+    ) -> bool:
         """The model serves; False also for one that does not exist."""
         return self._run(calls.model_ready(model, version), deadline)
 
@@ -83,13 +85,13 @@ class Client:
         return self._run(calls.server_metadata(), deadline)
 
     def model_metadata(
-        self, model: str, *, version: str = "", deadline: float | None = None
+        self, model: str, *, version: str | int = "", deadline: float | None = None
     ) -> types.ModelMetadata:
         """Inputs and outputs of a loaded model."""
         return self._run(calls.model_metadata(model, version), deadline)
 
     def model_config(
-        self, model: str, *, version: str = "", deadline: float | None = None
+        self, model: str, *, version: str | int = "", deadline: float | None = None
     ) -> types.ModelConfig:
         """How a loaded model is served."""
         return self._run(calls.model_config(model, version), deadline)
@@ -114,7 +116,7 @@ class Client:
         return self._run(calls.node_status(), deadline)
 
     def model_detail(
-        self, model: str, *, version: str = "", deadline: float | None = None
+        self, model: str, *, version: str | int = "", deadline: float | None = None
     ) -> types.ModelDetail:
         """All that is known of a model, of every version or of one, loaded or not."""
         return self._run(calls.model_detail(model, version), deadline)

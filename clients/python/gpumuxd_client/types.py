@@ -244,7 +244,7 @@ class ModelDetail:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """The node at one moment; `reason` says why it is not ready."""
+    """The node at one moment; `reason`: why it is not ready, and repositories that are silent."""
 
     version: str
     is_ready: bool

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpumuxd.models.files import open_lock
+
 
 class AlreadyRunning(Exception):
     """Another daemon has this state directory."""
@@ -22,7 +24,7 @@ def state_lock(state_dir: Path) -> Iterator[None]:
     path = state_dir / "lock"
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = open_lock(path, 0o640)
     except OSError as error:
         needed = "[node].state_dir must be a directory that the daemon may write to"
         raise OSError(error.errno, f"{needed}: {error.strerror}", str(path)) from error

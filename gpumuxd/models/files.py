@@ -5,6 +5,7 @@ must not know what the files hold. Invariant: a descriptor that comes out of her
 file, and getting it waited for nobody but the disk.
 """
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -55,4 +56,15 @@ def open_regular(path: Path) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise NotRegular("is not a regular file")
+    return fd
+
+
+def open_lock(path: Path, mode: int) -> int:
+    """A descriptor to lock and write to, of a file that is made when there is none; a link is not
+    followed. Raises OSError, also for what is no regular file: nothing else can be a lock."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY
+    fd = os.open(path, flags, mode)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "the lock is not a regular file", str(path))
     return fd

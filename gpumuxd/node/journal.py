@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from gpumuxd.errors import InvalidRequest
+from gpumuxd.models.files import NotRegular, open_regular
 from gpumuxd.models.names import check_model_name
 
 JOURNAL_NAME = "loads.json"
@@ -121,12 +122,12 @@ class Journal:
 def _read(path: Path) -> Sequence[str]:
     """The names in a journal; none, and the file moved aside, when it can't be understood."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
         return _names(data)
     except FileNotFoundError:
         return ()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, NotRegular) as error:
         _set_aside(path, str(error))
         return ()
 

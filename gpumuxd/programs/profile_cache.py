@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gpumuxd.domain import Bucket
+from gpumuxd.models.files import NotRegular, open_regular
 
 PROFILE_VERSION = 1
 """Raise it when cutting or measuring changes: older files are then never looked at."""
@@ -101,10 +102,10 @@ class ProfileCache:
         artifact can become another plan in another version of the reader.
         """
         try:
-            with self._path(key).open("rb") as file:
+            with os.fdopen(open_regular(self._path(key)), "rb") as file:
                 data = file.read(_FILE_BYTES_MAX + 1)
             stored = msgspec.json.decode(data, type=_File)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, NotRegular, msgspec.DecodeError, UnicodeDecodeError):
             return None
         if stored.version != PROFILE_VERSION or stored.key != key:
             return None

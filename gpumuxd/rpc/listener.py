@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpumuxd.errors import ConfigError
+from gpumuxd.models.files import open_lock
 from gpumuxd.node.api import Tenant
 from gpumuxd.rpc.holder import describe_process, tcp_holder
 
@@ -156,7 +157,7 @@ def _lock(address: UnixAddress) -> int:
     """A descriptor that holds the lock file, with our pid in it."""
     path = _lock_path(address)
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        fd = open_lock(path, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

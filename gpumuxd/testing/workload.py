@@ -282,11 +282,11 @@ class Workload:
                 return
             self._reload_after_ns[name] = reload_after_ns
             # Some come before it and some too late, all in the turn that hears of the drain.
-            users = [client for client in self._clients if client.parameters.model == name]
-            for client in users:
+            senders = [client for client in self._clients if client.parameters.model == name]
+            for client in senders:
                 client.send(now_ns)
             self._post(now_ns, ModelDraining(self._key_of_model[name]))
-            for client in users:
+            for client in senders:
                 client.send(now_ns)
 
         return drain

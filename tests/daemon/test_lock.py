@@ -34,3 +34,14 @@ def test_a_state_directory_that_can_not_be_written_is_named_with_its_key(tmp_pat
         state_lock(tmp_path / "file" / "state"),
     ):
         pass
+
+
+def test_a_lock_that_is_no_file_is_said_and_waited_for_by_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(OSError, match="the lock is not a regular file"), state_lock(tmp_path):
+        pytest.fail("a pipe keeps nobody away")
+    (tmp_path / "lock").unlink()
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"), state_lock(tmp_path):
+        pytest.fail("whose lock would that be")
+    assert not (tmp_path / "elsewhere").exists()

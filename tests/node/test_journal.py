@@ -114,6 +114,14 @@ async def test_one_that_can_not_be_understood_is_moved_aside_and_begun_anew(
     assert await reopened(path) == ("m",)
 
 
+async def test_a_pipe_in_its_place_is_moved_aside_and_nobody_waits_for_it(path: Path) -> None:
+    os.mkfifo(path)
+    with capture_logs() as lines:
+        assert await reopened(path) == ()
+    assert [line["reason"] for line in lines] == ["is not a regular file"]
+    assert os.listdir(path.parent) == ["loads.json.bad"]
+
+
 async def test_a_crash_while_it_is_written_leaves_the_old_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Profiles on disk: what was put comes back, everything else is a miss."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,14 @@ def test_a_file_that_contradicts_itself_is_a_miss(
 def test_a_broken_file_is_a_miss(tmp_path: Path, data: bytes) -> None:
     (tmp_path / f"{KEY}.json").write_bytes(data)
     assert ProfileCache(tmp_path).get(KEY) is None
+
+
+def test_a_pipe_in_place_of_the_file_is_a_miss_and_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"{KEY}.json")
+    cache = ProfileCache(tmp_path)
+    assert cache.get(KEY) is None
+    assert cache.put(KEY, PROFILE)
+    assert cache.get(KEY) == PROFILE
 
 
 def test_a_profile_of_another_plan_is_a_miss(tmp_path: Path) -> None:

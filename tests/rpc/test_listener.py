@@ -131,6 +131,18 @@ def test_a_lock_that_is_a_link_is_not_followed(address: UnixAddress) -> None:
     assert not target.exists()
 
 
+def test_a_lock_that_is_a_pipe_is_waited_for_by_nobody(address: UnixAddress) -> None:
+    pipe = address.path.with_name("door.sock.lock")
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDWR)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="not a regular file"):
+            UnixClaim.acquire(address)
+    finally:
+        os.close(held)
+
+
 def test_a_missing_directory_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file or directory"):
         UnixClaim.acquire(UnixAddress(tmp_path / "absent" / "door.sock"))

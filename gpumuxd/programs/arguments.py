@@ -3,16 +3,19 @@
 torch checks most of that itself in each call, but an integer passes for a data type, a layout or a
 memory format: it becomes an index into tables of torch's, unchecked (`to` with a type of -1 never
 returned in torch 2.13, measured). So those arguments are names that a plan spells out, or absent.
-It must not know values of tensors.
+Numbers and modes that torch takes unseen are held to `bounds.py`. It must not know values of
+tensors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
 from gpumuxd.errors import InvalidModel
-from gpumuxd.models.plan import Argument, Constant, Many, Node
-from gpumuxd.programs.operators import overload_of
+from gpumuxd.models.plan import Argument, Constant, Many, Node, Slot, Weight
+from gpumuxd.programs.bounds import check_literal, checked_numbers, modes_of, range_of
+from gpumuxd.programs.operators import overload_of, resolve
 
 _KINDS = {
     "ScalarType": "dtype",
@@ -40,6 +43,52 @@ def check_arguments(node: Node) -> None:
                 raise _wrong(node, argument, "nothing")
         elif _has_constant(value):
             raise _wrong(node, argument, kind)
+        else:
+            _check_numbers(node, argument, value)
+
+
+def _check_numbers(node: Node, argument: torch._C.Argument, value: Argument) -> None:
+    operator = node.operator.removeprefix("aten.")
+    for item in _items(value):
+        if isinstance(item, Slot) and modes_of(operator, argument.name) is None:
+            continue  # a number that depends on sizes: looked at in each call
+        if not isinstance(item, Weight) or range_of(operator, argument) is not None:
+            check_literal(operator, argument, item)
+
+
+def operators_of(nodes: Iterable[Node]) -> dict[str, Callable[..., Any]]:
+    """The callable of each operator by its plan name. Raises InvalidModel.
+
+    One that somewhere takes a number from a slot, and does not check numbers itself, checks them in
+    each call of this model. Others run without a Python frame around them.
+    """
+    functions: dict[str, Callable[..., Any]] = {}
+    computed: set[str] = set()
+    for node in nodes:
+        if node.operator not in functions:
+            functions[node.operator] = resolve(node.operator)
+        if node.operator not in computed and _computes_a_number(node):
+            computed.add(node.operator)
+            name = node.operator.removeprefix("aten.")
+            schema = overload_of(name)._schema
+            functions[node.operator] = checked_numbers(name, schema, functions[node.operator])
+    return functions
+
+
+def _computes_a_number(node: Node) -> bool:
+    if not node.operator.startswith("aten."):
+        return False
+    operator = node.operator.removeprefix("aten.")
+    return any(
+        isinstance(item, Slot)
+        for argument, value in _pairs(node)
+        for item in _items(value)
+        if range_of(operator, argument) is not None
+    )
+
+
+def _items(value: Argument) -> Iterable[object]:
+    return value.items if isinstance(value, Many) else (value,)
 
 
 def _pairs(node: Node) -> Iterator[tuple[torch._C.Argument, Argument]]:
@@ -67,8 +116,7 @@ def _is_constant(value: Argument, kind: str) -> bool:
 
 
 def _has_constant(value: Argument) -> bool:
-    items = value.items if isinstance(value, Many) else (value,)
-    return any(isinstance(item, Constant) for item in items)
+    return any(isinstance(item, Constant) for item in _items(value))
 
 
 def _wrong(node: Node, argument: torch._C.Argument, expected: str) -> InvalidModel:

@@ -1,5 +1,6 @@
 """Operators that torch does not check well enough: what a hostile argument could do is ruled out
-before the call. It must not know plans.
+before the call. Those that need their sizes compared are in `guarded_shapes.py` and
+`guarded_recurrent.py`, numbers that may be literals in `bounds.py`. It must not know plans.
 
 Each function takes what torch's operator takes, raises IndexError or TypeError for what would leave
 a tensor's memory, and otherwise returns what torch returns.
@@ -11,12 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumuxd.programs.guarded_recurrent import GUARDED_RECURRENT
+from gpumuxd.programs.guarded_shapes import checked_attention, checked_batch_norm
+
 _chunk = torch.ops.aten.chunk.default._op
 _split = torch.ops.aten.split.Tensor._op
 _tensor_split = torch.ops.aten.tensor_split.sections._op
 _unbind = torch.ops.aten.unbind.int._op
 _embedding_bag = torch.ops.aten.embedding_bag.padding_idx._op
 _weight_norm = torch.ops.aten._weight_norm.default._op
+_div = torch.ops.aten.div.Tensor_mode._op
 
 
 def _checked_embedding_bag(
@@ -35,8 +40,9 @@ def _checked_embedding_bag(
     return _embedding_bag(weight, indices, offsets, *arguments, **keywords)
 
 
-def _checked_weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Any:
+def _checked_weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
     """torch 2.13 checks neither sizes nor types, and reads as many lengths as there are rows."""
+    direction, length = v, g
     expected = [1] * direction.ndim
     if -direction.ndim <= dim < direction.ndim:
         expected[dim] = direction.shape[dim]
@@ -81,12 +87,34 @@ def _checked_tensor_split(self: Tensor, sections: int, dim: int = 0) -> Any:
     return _tensor_split(self, sections, dim)
 
 
+_SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def _checked_div(self: Tensor, other: Tensor | float, *, rounding_mode: str | None) -> Any:
+    """The least integer divided by -1 is a trap of the CPU that ends the process (torch 2.13, with
+    truncation). Whatever is divided by -1 is negated instead, which wraps as torch's `neg` does."""
+    if rounding_mode is not None and self.dtype in _SIGNED:
+        if not isinstance(other, Tensor):
+            if other == -1 and isinstance(other, int):
+                return self.neg()
+        elif other.dtype in _SIGNED:
+            is_negated = other == -1
+            divided = _div(self, other.masked_fill(is_negated, 1), rounding_mode=rounding_mode)
+            # Where nothing is negated this gives `divided`, whose type is that of both operands.
+            return torch.where(is_negated, divided.neg(), divided)
+    return _div(self, other, rounding_mode=rounding_mode)
+
+
 GUARDED: Mapping[str, Callable[..., Any]] = {
     "aten.chunk.default": _checked_chunk,
     "aten.split.Tensor": _checked_split,
     "aten.tensor_split.sections": _checked_tensor_split,
     "aten.unbind.int": _checked_unbind,
+    "aten._native_batch_norm_legit_no_training.default": checked_batch_norm,
     "aten._weight_norm.default": _checked_weight_norm,
+    "aten.div.Tensor_mode": _checked_div,
     "aten.embedding_bag.padding_idx": _checked_embedding_bag,
+    "aten.scaled_dot_product_attention.default": checked_attention,
+    **GUARDED_RECURRENT,
 }
 """By the plan's name."""

@@ -14,9 +14,9 @@ from gpumuxd.errors import InvalidModel
 from gpumuxd.models import plan as plans
 from gpumuxd.models.plan import Constant, Many, Plan, WeightEntry
 from gpumuxd.models.spec import ModelSpec, evaluate_shape
-from gpumuxd.programs.arguments import check_arguments
+from gpumuxd.programs.arguments import check_arguments, operators_of
 from gpumuxd.programs.buckets import example, profile_buckets
-from gpumuxd.programs.operators import DTYPES, constant_value, resolve
+from gpumuxd.programs.operators import DTYPES, constant_value
 from gpumuxd.programs.program import Bindings, Program
 from gpumuxd.programs.segmenter import cut_by_time
 
@@ -30,7 +30,7 @@ class ServedModel:
         self.plan = plan
         self.device = device
         self.bindings = Bindings(
-            operators={node.operator: resolve(node.operator) for node in plan.nodes},
+            operators=operators_of(plan.nodes),
             weights=weights,
             constants=_constants(plan, device),
         )

@@ -138,11 +138,14 @@ def show_result(console: Console, result: Any) -> None:
         heading = Text(f"{name} {output['dtype']}{output['shape']}", "bold")
         console.print(Text.assemble(heading, ": ", _values(output)))
     report = result["report"]
+    predicted = "not predicted"  # sizes that were never measured
+    if report["predicted_ns"]:
+        predicted = f"predicted {format_duration(report['predicted_ns'])}"
     console.print(
         Text(
             f"queued {format_duration(report['queue_ns'])}, "
             f"computed {format_duration(report['compute_ns'])} "
-            f"(predicted {format_duration(report['predicted_ns'])}), "
+            f"({predicted}), "
             f"preempted {report['preemptions']} times "
             f"for {format_duration(report['preemption_wait_ns'])}",
             "dim",

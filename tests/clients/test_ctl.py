@@ -284,6 +284,15 @@ MODELS = [
 ]
 
 
+@pytest.mark.parametrize(("ns", "told"), [(0, "(not predicted)"), (5_000, "(predicted 5 us)")])
+def test_sizes_that_were_never_measured_have_no_prediction(ns: int, told: str) -> None:
+    stream = io.StringIO()
+    report = dict.fromkeys(("queue_ns", "compute_ns", "preemptions", "preemption_wait_ns"), 0)
+    result = {"outputs": {}, "report": report | {"predicted_ns": ns}}
+    tables.show_result(tables.console_of(stream), result)
+    assert told in stream.getvalue()
+
+
 def shown(width: int, is_terminal: bool = True) -> list[str]:
     stream = io.StringIO()
     console = Console(

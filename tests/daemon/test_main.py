@@ -21,7 +21,7 @@ def test_check_config_says_good_or_what_is_wrong(
     out = capsys.readouterr().out
     assert "configuration: good" in out
     assert "unix:/run/voice.sock (tenant voice)" in out
-    assert "127.0.0.1:8001 (by token)" in out
+    assert "127.0.0.1:8001 (tenants by token)" in out
     path.write_text("[x]")
     assert main(["check-config", "--config", str(path)]) == 78
     assert "x: unknown key" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The node with fake children: each path of a request, a model and a device, without torch."""
 
 import asyncio
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -857,6 +858,14 @@ async def test_a_group_longer_than_the_bound_is_a_warning(
             pass
     warnings = [(x["bound"], x["model"]) for x in lines if x["event"] == "group_longer_than_bound"]
     assert warnings == ([(bound, "m/1")] if bound else [])
+
+
+async def test_the_memory_of_a_device_counts_its_arena(world: World) -> None:
+    link = replace(IMPATIENT, silence_ns_max=10**10, statistics_interval_ns=1)
+    async with world.started(link=link) as node, asyncio.timeout(WAIT_S):
+        while not (memory_bytes := node.view().devices[0].memory_bytes):
+            await asyncio.to_thread(os.sched_yield)
+    assert memory_bytes == CPU_0.arena_bytes + 1000  # weights and frames: what the fake says
 
 
 async def test_a_status_says_why_the_node_is_not_ready(world: World) -> None:

@@ -6,6 +6,10 @@ cache; how many kernel groups the default target gives and how long the longest 
 run in groups over that of the whole as one group, in interleaved rounds until it is known to
 NOISE_MAX; and whether both are bit-equal to what torch computes from the same file.
 
+The long form has all of them, some at their published size and the others small: all at their
+published sizes would take more than half an hour, most of it in torch. `--only` makes the named
+ones at their published size.
+
 Artifacts are made in two processes beside this one, and two at a time, so that a whole list of
 models of published size needs neither much memory nor much disk. Nothing is measured meanwhile.
 
@@ -48,6 +52,9 @@ from gpumuxd.wire.process import map_sealed, sealed_memfd
 QUICK = ("vit", "unet", "bert", "pointnet")
 """What `--quick` looks at: small ones of several families."""
 
+PUBLISHED = ("resnet", "vit", "unet", "bert", "gpt2", "wav2vec2", "lstm")
+"""Those of the long form at their published size. Models with packaged weights have one size."""
+
 EXPORTERS = 2
 
 RATIO_MEDIAN_MIN, RATIO_MIN = 4.0, 2.0
@@ -64,7 +71,7 @@ ROUND_NS_MIN = 2 * NS_PER_MS
 ROUNDS_MIN, ROUNDS_MAX = 15, 400
 
 TABLE_COLUMNS = 120
-"""Also where the output is no terminal: thirteen columns in eighty are unreadable."""
+"""Also where the output is no terminal: fourteen columns in eighty are unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,7 @@ class Row:
     """All that is measured of one architecture. Times in milliseconds."""
 
     name: str
+    size: str
     nodes: int
     weights_mib: float
     load_ms: float
@@ -106,16 +114,24 @@ def export(name: str, scale: Scale, path: Path) -> None:
     write_artifact(architecture(name).make(scale), path)
 
 
+def scale_of(bench: Bench, name: str) -> Scale:
+    if bench.is_quick:
+        return Scale.SMALL
+    is_published = bench.options.only is not None or name in PUBLISHED
+    return Scale.FULL if is_published else Scale.SMALL
+
+
 def made(bench: Bench, names: Sequence[str], refused: list[str]) -> Iterator[tuple[str, Path]]:
     """Artifacts, a few at a time; each is gone when the next few are made."""
-    scale = Scale.SMALL if bench.is_quick else Scale.FULL
     with ProcessPoolExecutor(
         EXPORTERS, mp_context=get_context("spawn"), initializer=prepare_exporter
     ) as pool:
         for start in range(0, len(names), EXPORTERS):
             with tempfile.TemporaryDirectory() as folder:
                 paths = {name: Path(folder) / f"{name}.pt2" for name in names[start:][:EXPORTERS]}
-                exports = {n: pool.submit(export, n, scale, at) for n, at in paths.items()}
+                exports = {
+                    n: pool.submit(export, n, scale_of(bench, n), at) for n, at in paths.items()
+                }
                 for name, future in exports.items():
                     if (error := future.exception()) is not None:
                         bench.console.print(f"{name}: {error}", style="bold red")
@@ -276,6 +292,7 @@ def measure(bench: Bench, what: Architecture, path: Path) -> Row:
         added, noise = overhead(bench, whole, grouped, inputs)
     return Row(
         name=what.name,
+        size=scale_of(bench, what.name).value,
         nodes=model.node_count,
         weights_mib=model.weights_bytes / 2**20,
         load_ms=load_ms,
@@ -295,15 +312,15 @@ def measure(bench: Bench, what: Architecture, path: Path) -> Row:
 
 def print_rows(bench: Bench, rows: Sequence[Row]) -> None:
     table = Table(
-        "architecture", "nodes", "MiB", "load ms", "read ms", "ratio", "hashed", "run ms",
+        "architecture", "size", "nodes", "MiB", "load ms", "read ms", "ratio", "hashed", "run ms",
         "groups", "longest ms", "share", "groups cost", "equal",
-        title=f"zoo, {'small' if bench.is_quick else 'published'} sizes, one row a request",
+        title="zoo, one row a request",
     )  # fmt: skip
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
         table.add_row(
-            row.name, str(row.nodes), f"{row.weights_mib:.1f}", f"{row.load_ms:.0f}",
+            row.name, row.size, str(row.nodes), f"{row.weights_mib:.1f}", f"{row.load_ms:.0f}",
             f"{row.read_ms:.0f}", f"{row.ratio:.1f}", f"{row.hashed_ratio:.1f}",
             f"{row.run_ms:.1f}", str(row.groups), f"{row.longest_ms:.2f}",
             f"{row.longest_ms / row.run_ms:.0%}",

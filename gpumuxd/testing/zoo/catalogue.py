@@ -20,7 +20,7 @@ class Scale(enum.Enum):
     """How large a model to make."""
 
     SMALL = "small"
-    FULL = "full"
+    FULL = "published"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class ExampleInputs:
     named_positions: int
 
     @classmethod
-    def of(cls, module: torch.nn.Module, examples: Examples) -> "ExampleInputs":
+    def of(cls, module: torch.nn.Module, examples: Examples | torch.Tensor) -> "ExampleInputs":
         """Raises InvalidModel for what can't be the input of a request."""
         signature = inspect.signature(module.forward)
         parameters = signature.parameters.values()

@@ -18,8 +18,8 @@ def bench(only: str | None = None) -> Bench:
 def row(name: str, *, load_ms: float = 90.0, cost: float = 1.0, is_equal: bool = True) -> zoo.Row:
     return zoo.Row(
         name=name, size="small", nodes=7, weights_mib=1.0, load_ms=load_ms, read_ms=10.0,
-        hashed_ms=12.0, groups=3, run_ms=4.0, longest_ms=1.0, overhead_percent=cost, noise_percent=0.5,
-        is_equal=is_equal,
+        hashed_ms=12.0, groups=3, run_ms=4.0, longest_ms=1.0, overhead_percent=cost,
+        noise_percent=0.5, is_equal=is_equal,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from gpumuxd.errors import InvalidModel
 from gpumuxd.models import onnx_plan
+from gpumuxd.models.onnx_division import Divisions
 from gpumuxd.models.onnx_graph import OnnxGraph
 from gpumuxd.models.onnx_limits import DEFAULT_ONNX_LIMITS, OnnxLimits
 from gpumuxd.models.onnx_notes import NOTES_KEY, Notes, decode_notes
@@ -33,6 +34,8 @@ OPSET_MIN = 7
 IR_MIN = 3
 
 _OWN_DOMAINS = ("", "ai.onnx")
+
+_ONNX_TYPES = {datatype: number for number, datatype in DATATYPES.items()}
 
 
 class OnnxArtifact:
@@ -157,6 +160,7 @@ def _read_plan(
         raise InvalidModel("the model computes nothing: no output needs a node")
     _check_graph_bytes(graph, limits)
     infos = _infer(package, model, declared, graph, weights)
+    _check_divisions(package, graph, infos, weights)
     outputs = [graph_tensor(infos[info.name], "output", limits) for info in source.output]
     signature = signature_of(inputs, outputs, _notes(model, limits), limits)
     plan = OnnxPlan(
@@ -280,6 +284,20 @@ def _infer(
         has_shape = info.type.tensor_type.HasField("shape")
         infos[info.name] = info if has_shape else made[info.name]
     return infos
+
+
+def _check_divisions(
+    package: Any, graph: OnnxGraph, infos: dict[str, Any], weights: OnnxWeightImage
+) -> None:
+    constants = []
+    for weight in weights.weights:
+        if weight.offset is None:  # others are large, and no divisors
+            tensor = package.TensorProto()
+            tensor.ParseFromString(weight.tensor)
+            constants.append(tensor)
+    types = {name: _element_type(info) for name, info in infos.items()}
+    types |= {weight.name: _ONNX_TYPES[weight.datatype] for weight in weights.weights}
+    Divisions(types).check(constants, graph.kept)
 
 
 def _values(source: Any, graph: OnnxGraph, infos: dict[str, Any]) -> tuple[OnnxValue, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gpumuxd.errors import InvalidModel
-from gpumuxd.models.plan import Argument, Constant, Many, Node, Slot, Weight
+from gpumuxd.models.plan import Argument, Constant, Many, Node, Slot
 from gpumuxd.programs.bounds import check_literal, checked_numbers, modes_of, range_of
 from gpumuxd.programs.operators import overload_of, resolve
 
@@ -49,10 +49,10 @@ def check_arguments(node: Node) -> None:
 
 def _check_numbers(node: Node, argument: torch._C.Argument, value: Argument) -> None:
     operator = node.operator.removeprefix("aten.")
-    for item in _items(value):
-        if isinstance(item, Slot) and modes_of(operator, argument.name) is None:
-            continue  # a number that depends on sizes: looked at in each call
-        if not isinstance(item, Weight) or range_of(operator, argument) is not None:
+    is_looked_at = modes_of(operator, argument.name) or range_of(operator, argument)
+    for item in _items(value) if is_looked_at else ():
+        # What is in a slot may depend on sizes: each call looks at it, unless it is a mode.
+        if not isinstance(item, Slot) or modes_of(operator, argument.name):
             check_literal(operator, argument, item)
 
 

@@ -244,3 +244,140 @@ def test_a_tensor_in_a_million_pieces_is_refused(cut: tuple[str, list[Json]]) ->
     program.groups[0](slots)
     with pytest.raises(ValueError, match="at most 4096 are allowed"):
         program.groups[1](slots)
+
+
+IMAGE = [  # x [batch, 4] as one image of one channel, `v`
+    call("unsqueeze.default", "u", X, integer(0)),
+    call("unsqueeze.default", "v", tensor("u"), integer(0)),
+]
+V, NONE = tensor("v"), {"as_none": True}
+KERNEL = call("zeros.default", "k", ints(1, 1, 1, 1))
+K = tensor("k")
+BYTES = call("to.dtype", "b8", V, {"as_scalar_type": 1})
+GRID = call("zeros.default", "g", ints(1, 2, 2, 2))
+
+
+def fl(value: float) -> Json:
+    return {"as_float": value}
+
+
+def boolean(value: bool) -> Json:
+    return {"as_bool": value}
+
+
+OUT_OF_BOUNDS: list[tuple[str, str, list[Json]]] = [
+    ("padding", "padding must be from", [KERNEL, call(
+        "conv2d.default", "y", V, K, NONE, ints(1, 1), ints(1 << 61, 1 << 61))]),
+    ("stride", "stride must be from", [KERNEL, call(
+        "convolution.default", "y", V, K, NONE, ints(HUGE, 1), ints(0, 0), ints(1, 1),
+        boolean(False), ints(0, 0), integer(1))]),
+    ("dilation", "dilation must be from", [KERNEL, call(
+        "conv2d.padding", "y", V, K, NONE, ints(1, 1), {"as_string": "same"}, ints(1 << 61, 1))]),
+    ("transposed", "padding must be from", [KERNEL, call(
+        "conv_transpose2d.input", "y", V, K, NONE, ints(1, 1), ints(1 << 61, 1 << 61))]),
+    ("pool", "kernel_size must be from", [call("max_pool2d.default", "y", V, ints(1 << 40, 1))]),
+    ("im2col", "dilation must be from", [call(
+        "im2col.default", "y", V, ints(1, 1), ints(1 << 61, 1), ints(0, 0), ints(1, 1))]),
+    ("pad", "pad must be from", [call("constant_pad_nd.default", "y", X, ints(1 << 62, -1 << 62))]),
+    ("roll", "shifts must be from", [call("roll.default", "y", X, ints(1 << 62))]),
+    ("window", "window_length must be from", [call("hann_window.default", "y", integer(HUGE))]),
+    ("fft", "n must be from", [call("fft_rfft.default", "y", X, integer(1 << 62))]),
+    *[(f"scale {scale}", "scales_h must be from", [BYTES, call(
+        "upsample_bicubic2d.default", "y", tensor("b8"), ints(2, 4), boolean(False), fl(scale),
+        fl(1.0))]) for scale in (1e-300, 1e-20, 0.0, -1.0, 1e300)],
+    *[(f"scales {scale}", "scale_factors must be from", [call(
+        "upsample_nearest2d.vec", "y", V, NONE, {"as_floats": [1.0, scale]})])
+      for scale in (1e-20, 1e20)],
+    *[(f"grid {mode} {padding}", "_mode must be one of 0, 1, 2", [GRID, call(
+        "grid_sampler.default", "y", V, tensor("g"), integer(mode), integer(padding),
+        boolean(False))]) for mode, padding in ((3, 0), (-1, 0), (0, 3), (0, -1), (HUGE, 0))],
+    ("a mode that depends on sizes", "interpolation_mode must be one of", [
+        GRID, size_of_x(0, "n"), call(
+            "grid_sampler_2d.default", "y", V, tensor("g"), {"as_sym_int": {"as_name": "n"}},
+            integer(0), boolean(False))]),
+    ("a mode that a volume has not", "interpolation_mode must be one of 0, 1, ", [
+        call("grid_sampler_3d.default", "y", V, V, integer(2), integer(0), boolean(False))]),
+    ("bags", "mode must be one of", [call(
+        "embedding_bag.padding_idx", "y", W, B, B, boolean(False), integer(3))]),
+    ("a weight for a number", "padding must be from", [KERNEL, call(
+        "conv2d.default", "y", V, K, NONE, ints(1, 1), {"as_tensors": [{"name": "b"}] * 2})]),
+    ("a variance without a mean", "running_var must be one of none", [call(
+        "instance_norm.default", "y", V, NONE, NONE, NONE, B, boolean(True), fl(0.1), fl(1e-5),
+        boolean(False))]),
+]  # fmt: skip
+
+
+def served(*nodes: Json) -> ServedModel:
+    plan = plans.encode(Artifact(io.BytesIO(archive(*nodes))).plan)
+    return ServedModel.open(plan, memoryview(bytearray(256)))
+
+
+@pytest.mark.parametrize(
+    ("said", "nodes"), [pytest.param(said, nodes, id=what) for what, said, nodes in OUT_OF_BOUNDS]
+)
+def test_numbers_that_torch_does_not_look_at_are_refused(said: str, nodes: list[Json]) -> None:
+    with pytest.raises(InvalidModel, match=said):
+        served(*IMAGE, *nodes)
+
+
+def test_a_number_that_a_request_makes_too_large_is_refused_in_the_call() -> None:
+    """Of 1 row it is a padding, of 2 one that would overflow."""
+    grown: Json = {
+        "target": "_operator.pow", "metadata": {},
+        "inputs": [argument("a", {"as_sym_int": {"as_name": "n"}}),
+                   argument("b", {"as_sym_int": {"as_int": 61}})],
+        "outputs": [{"as_sym_int": {"as_name": "p"}}],
+    }  # fmt: skip
+    padded = {"as_sym_ints": [{"as_int": 0}, {"as_name": "p"}]}
+    model = served(
+        *IMAGE, KERNEL, size_of_x(0, "n"), grown,
+        call("conv2d.default", "y", V, K, NONE, ints(1, 1), padded),
+    )  # fmt: skip
+    program = model.node_program()
+    for rows, is_refused in ((1, False), (2, True)):
+        slots = program.start([torch.ones(rows, 4)])
+        for group in program.groups[:-1]:
+            group(slots)
+        if is_refused:
+            with pytest.raises(ValueError, match="padding must be from"):
+                program.groups[-1](slots)
+        else:
+            program.groups[-1](slots)
+            assert program.outputs(slots)[0].shape == (1, 1, 1, 6)
+
+
+def test_a_tensor_does_not_pass_for_a_number() -> None:
+    one = call("full.default", "t1", ints(1), integer(1 << 61), dtype={"as_scalar_type": 5})
+    padded = {"as_tensors": [{"name": "t1"}, {"name": "t1"}]}
+    program = served(
+        *IMAGE, KERNEL, one, call("conv2d.default", "y", V, K, NONE, ints(1, 1), padded)
+    ).node_program()
+    slots = program.start([torch.ones(1, 4)])
+    for group in program.groups[:-1]:
+        group(slots)
+    with pytest.raises(ValueError, match="padding must be from"):
+        program.groups[-1](slots)
+
+
+NAMES: list[tuple[str, list[Json]]] = [
+    ("gelu", [call("gelu.default", "y", X, approximate={"as_string": "xx"})]),
+    ("div", [call("div.Tensor_mode", "y", X, X, rounding_mode={"as_string": "xx"})]),
+    ("pad", [call("pad.default", "y", X, ints(1, 1), {"as_string": "xx"})]),
+    ("conv", [KERNEL, call("conv2d.padding", "y", V, K, NONE, ints(1, 1), {"as_string": "xx"})]),
+    ("fft", [call("fft_rfft.default", "y", X, NONE, integer(-1), {"as_string": "xx"})]),
+    ("meshgrid", [call("meshgrid.indexing", "y", {"as_tensors": [{"name": "b"}]},
+                       indexing={"as_string": "xx"})]),
+    ("scatter_reduce", [INDEX, call("scatter_reduce.two", "y", B, integer(0), I, B,
+                                    {"as_string": "xx"})]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [pytest.param(nodes, id=what) for what, nodes in NAMES])
+def test_torch_says_which_names_of_modes_there_are_not(nodes: list[Json]) -> None:
+    """So they need no table of ours. An operator that took any name would show it here."""
+    program = served(*IMAGE, *nodes).node_program()
+    slots = program.start([torch.ones(1, 4)])
+    for group in program.groups[:-1]:
+        group(slots)
+    with pytest.raises((RuntimeError, ValueError)):
+        program.groups[-1](slots)

@@ -93,7 +93,7 @@ _SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 def _checked_div(self: Tensor, other: Tensor | float, *, rounding_mode: str | None) -> Any:
     """The least integer divided by -1 is a trap of the CPU that ends the process (torch 2.13, with
     truncation). Whatever is divided by -1 is negated instead, which wraps as torch's `neg` does."""
-    if rounding_mode is not None and self.dtype in _SIGNED:
+    if rounding_mode == "trunc" and self.dtype in _SIGNED:
         if not isinstance(other, Tensor):
             if other == -1 and isinstance(other, int):
                 return self.neg()

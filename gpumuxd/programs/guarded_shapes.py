@@ -8,6 +8,7 @@ tensor's memory, and otherwise returns what torch returns.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -49,33 +50,31 @@ def checked_attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
+    *arguments: Any,
     enable_gqa: bool = False,
+    **keywords: Any,
 ) -> Any:
     """torch 2.13 follows as many keys as there are values, in float32 and float64."""
-    q, k, v = query.shape, key.shape, value.shape
+    mask = None if attn_mask is None else attn_mask.shape
+    _check_attention(query.shape, key.shape, value.shape, mask, enable_gqa)
+    if enable_gqa:
+        keywords["enable_gqa"] = True
+    # Only what was given: torch takes a microsecond to look through the rest.
+    return _attention(query, key, value, attn_mask, *arguments, **keywords)
+
+
+@lru_cache(maxsize=1024)  # models have few shapes, and comparing takes longer than finding one
+def _check_attention(
+    q: torch.Size, k: torch.Size, v: torch.Size, mask: torch.Size | None, is_grouped: bool
+) -> None:
     if len(q) < 2 or len(k) < 2 or len(v) < 2 or k[-2] != v[-2] or q[-1] != k[-1]:
         raise _attention_error(q, k, v, "one value for each key, and keys as wide as queries")
-    if k[:-2] != v[:-2] or (q[:-2] != k[:-2] and not enable_gqa):
-        _check_broadcast(q, k, v, enable_gqa)
-    elif enable_gqa:
-        _check_groups(q, k, v)
-    if attn_mask is not None:
-        _check_mask(attn_mask.shape, q, k, v, enable_gqa)
-    return _attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-
-
-def _check_broadcast(q: torch.Size, k: torch.Size, v: torch.Size, is_grouped: bool) -> None:
-    """torch computes attention of batches that differ with matmul, which checks for itself."""
     if is_grouped:
         _check_groups(q, k, v)
     else:
-        _broadcast(q, k, v, q[:-2], k[:-2], v[:-2])
+        _broadcast(q, k, v)
+    if mask is not None:
+        _check_mask(mask, q, k, v, is_grouped)
 
 
 def _check_groups(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
@@ -88,7 +87,7 @@ def _check_groups(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
 def _check_mask(
     mask: torch.Size, q: torch.Size, k: torch.Size, v: torch.Size, is_grouped: bool
 ) -> None:
-    batch = q[:-2] if is_grouped else _broadcast(q, k, v, q[:-2], k[:-2], v[:-2])
+    batch = q[:-2] if is_grouped else _broadcast(q, k, v)
     weights = (*batch, q[-2], k[-2])
     if len(mask) > len(weights) or any(
         size not in (1, weight) for size, weight in zip(mask[::-1], weights[::-1], strict=False)
@@ -96,9 +95,9 @@ def _check_mask(
         raise _attention_error(q, k, v, f"a mask that fits {list(weights)}, got {list(mask)}")
 
 
-def _broadcast(
-    q: torch.Size, k: torch.Size, v: torch.Size, *shapes: Sequence[int]
-) -> Sequence[int]:
+def _broadcast(q: torch.Size, k: torch.Size, v: torch.Size) -> Sequence[int]:
+    """torch computes attention of batches that differ with matmul, which checks for itself."""
+    shapes = (q[:-2], k[:-2], v[:-2])
     sizes: list[int] = []
     for column in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         different = set(column) - {1}

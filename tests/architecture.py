@@ -74,7 +74,10 @@ ONLY_IN: Mapping[str, tuple[frozenset[str], str]] = {
         "the device child and all below it are plain threads and calls",
     ),
     "uvloop": (frozenset({"daemon"}), "who makes the event loop is daemon/"),
-    "transformers": (frozenset({"demo", "zoo"}), "the daemon serves artifacts, it knows no library"),
+    "transformers": (
+        frozenset({"demo", "zoo"}),
+        "the daemon serves artifacts, it knows no library",
+    ),
     "gpumuxd_client": (frozenset({"ctl", "demo"}), "the daemon is not its own client"),
     "random": (
         EVERY_LAYER - PURE_LAYERS - {"wire", "models", "programs", "executors", "device"},

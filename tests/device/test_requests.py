@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gpumuxd.clock import monotonic_ns
+from gpumuxd.core.bucket_table import RUNS_TO_REFUSE
 from gpumuxd.domain import OutcomeKind, PriorityClass
 from gpumuxd.units import NS_PER_MS
 from gpumuxd.wire.frames import (
@@ -145,9 +146,12 @@ def test_statistics_name_models_but_no_internal_programs(child: DeviceChild) -> 
 
 
 def test_a_deadline_that_can_not_be_met_is_refused(child: DeviceChild) -> None:
-    submit = child.submit(
-        "slow/1", {"x": torch.randn(2, 256, 512)}, deadline_ns=monotonic_ns() + 1_000_000
-    )
+    inputs = {"x": torch.randn(2, 256, 512)}
+    for _ in range(RUNS_TO_REFUSE):  # a size that never ran refuses nobody
+        run = child.submit("slow/1", inputs)
+        assert child.finish(run).outcome.kind is OutcomeKind.COMPLETED
+        child.free(run)
+    submit = child.submit("slow/1", inputs, deadline_ns=monotonic_ns() + 1_000_000)
     finished = child.finish(submit)
     assert finished.outcome.kind is OutcomeKind.DEADLINE_INFEASIBLE, finished
     assert finished.report.compute_ns == 0

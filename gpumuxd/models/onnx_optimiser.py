@@ -111,8 +111,15 @@ def make_session(data: bytes, level: str, optimised_path: str = "") -> Any:
     options.graph_optimization_level = getattr(package.GraphOptimizationLevel, level)
     options.optimized_model_filepath = optimised_path
     options.add_session_config_entry("session.disable_prepacking", "1")
+    return open_session(data, options)
+
+
+def open_session(model: bytes, options: Any) -> Any:
+    """A session of an encoded ModelProto. Raises InvalidModel for one that the runtime refuses."""
     try:
-        return package.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        return runtime_package().InferenceSession(
+            model, options, providers=["CPUExecutionProvider"]
+        )
     except MemoryError:
         raise
     except Exception as error:  # of many types, all of the runtime's own

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gpumuxd.errors import GpumuxdError, InvalidModel
-from gpumuxd.models.spec import ModelSpec, format_shape, format_size
-from gpumuxd.programs.publishing import output_path
+from gpumuxd.models.spec import ModelSpec
+from gpumuxd.programs.publishing import output_path, print_artifact
 
 ARTIFACT_NAME = "model.pt2"
 
@@ -47,15 +47,7 @@ def main(argv: Sequence[str]) -> int:
     except (GpumuxdError, OSError) as error:
         _tell_refusal(error, is_verbose=options.verbose)
         return 1
-    print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
-    for what, tensors in (("in ", spec.inputs), ("out", spec.outputs)):
-        for tensor in tensors:
-            print(f"  {what} {tensor.name}: {tensor.datatype} {format_shape(tensor.shape)}")
-    for symbol in spec.symbols:
-        step = f", in multiples of {symbol.multiple}" if symbol.multiple > 1 else ""
-        print(f"  {symbol.name}: {symbol.minimum} to {symbol.maximum}{step}")
-    for condition in spec.conditions:
-        print(f"  only where {format_size(condition)}")
+    print_artifact(path, spec)
     return 0
 
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpumuxd.errors import GpumuxdError, InvalidModel
-from gpumuxd.models.spec import format_shape
 from gpumuxd.programs.export_onnx import OnnxExport, export_onnx
-from gpumuxd.programs.publishing import output_path
+from gpumuxd.programs.publishing import output_path, print_artifact
 
 ARTIFACT_NAME = "model.onnx"
 
@@ -25,13 +24,7 @@ def main(argv: Sequence[str]) -> int:
     except (GpumuxdError, OSError) as error:
         _tell(str(error))
         return 1
-    print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
-    for what, tensors in (("in ", spec.inputs), ("out", spec.outputs)):
-        for tensor in tensors:
-            print(f"  {what} {tensor.name}: {tensor.datatype} {format_shape(tensor.shape)}")
-    for symbol in spec.symbols:
-        step = f", in multiples of {symbol.multiple}" if symbol.multiple > 1 else ""
-        print(f"  {symbol.name}: {symbol.minimum} to {symbol.maximum}{step}")
+    print_artifact(path, spec)
     return 0
 
 

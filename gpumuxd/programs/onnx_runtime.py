@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpumuxd.errors import InvalidModel
-from gpumuxd.models.onnx_optimiser import FATAL, first_line, runtime_package
+from gpumuxd.models.onnx_optimiser import FATAL, open_session, runtime_package
 
 
 def is_installed() -> bool:
@@ -53,9 +53,4 @@ def make_session(
         # this one says to use that very memory.
         for name, value in weights.items():
             options.add_initializer(name, value)
-    try:
-        return package.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except MemoryError:
-        raise
-    except Exception as error:  # of many types, all of the runtime's own
-        raise InvalidModel(f"ONNX Runtime refuses it: {first_line(error)}") from error
+    return open_session(model, options)

@@ -1,4 +1,5 @@
-"""Puts a whole artifact in its place. It must not know what is in it, nor import torch."""
+"""Puts a whole artifact in its place and says what it takes. It must not know what computes it, nor
+import torch."""
 
 import hashlib
 from collections.abc import Iterator
@@ -6,7 +7,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpumuxd.errors import InvalidModel, InvalidRequest
+from gpumuxd.models.checksum import SUFFIX
 from gpumuxd.models.names import check_model_name, version_number
+from gpumuxd.models.spec import ModelSpec, format_shape, format_size
 
 
 def output_path(output: Path, artifact_name: str) -> Path:
@@ -28,13 +31,26 @@ def output_path(output: Path, artifact_name: str) -> Path:
     return output / artifact_name
 
 
+def print_artifact(path: Path, spec: ModelSpec) -> None:
+    """What an export prints of what it wrote: the file and its signature."""
+    print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
+    for what, tensors in (("in ", spec.inputs), ("out", spec.outputs)):
+        for tensor in tensors:
+            print(f"  {what} {tensor.name}: {tensor.datatype} {format_shape(tensor.shape)}")
+    for symbol in spec.symbols:
+        step = f", in multiples of {symbol.multiple}" if symbol.multiple > 1 else ""
+        print(f"  {symbol.name}: {symbol.minimum} to {symbol.maximum}{step}")
+    for condition in spec.conditions:
+        print(f"  only where {format_size(condition)}")
+
+
 def publish(unfinished: Path, path: Path) -> None:
     """Put a whole artifact in its place, with its checksum beside it.
 
     The old checksum goes first: a daemon that looks in between finds an artifact without one, which
     it serves, and never one that does not match.
     """
-    checksum = path.with_name(f"{path.name}.sha256")
+    checksum = path.with_name(path.name + SUFFIX)
     new_checksum = checksum.with_name(f".{checksum.name}")
     with unfinished.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -85,6 +85,18 @@ class Slice(NamedTuple):
     predicted_ns: int
 
 
+class SyncCost(NamedTuple):
+    """What sync points cost on one device when `window` slices may be in flight, as fitted there.
+
+    A run of S slices takes its kernel groups' time plus `base_ns` plus `sync_ns` for each of its
+    sync points. (Deft, Middleware WoC 2023: `exec(k) = a * floor(N / k) + b`, with a = `sync_ns`.)
+    """
+
+    window: int
+    sync_ns: int
+    base_ns: int
+
+
 class OutcomeKind(enum.StrEnum):
     """The fate of a request. `errors.py` maps each one but COMPLETED to an exception class."""
 
@@ -102,10 +114,16 @@ class OutcomeKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A fate and, for people, the reason with its numbers."""
+    """A fate and, for people, the reason with its numbers.
+
+    `predicted_finish_ns` and `deadline_ns` are on the monotonic clock and there when the deadline
+    decided (refused as infeasible, or missed); 0 means unknown, or none.
+    """
 
     kind: OutcomeKind
     reason: str = ""
+    predicted_finish_ns: int = 0
+    deadline_ns: int = 0
 
 
 COMPLETED = Outcome(OutcomeKind.COMPLETED)

@@ -7,7 +7,7 @@ Frozen and slotted. `now_ns` is not in them: it is given beside them, so that on
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpumuxd.domain import Bucket, CursorKind, Lane, PriorityClass
+from gpumuxd.domain import Bucket, CursorKind, Lane, PriorityClass, SyncCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,21 @@ class ModelProfile:
     """Measured times of a program: per bucket the time of each group and of a whole run.
 
     Empty mappings mean "not measured yet": such a model is never refused for its deadline and
-    runs one group at a time. Both in nanoseconds.
+    runs one group at a time. All times in nanoseconds.
+
+    operators       how many operators each group has; empty: one each
+    layer_ends      ends (exclusive) of the groups in which a layer of the module ends, ascending;
+                    empty: every group is a layer
+    outstanding_ns  most work that is ever in flight when the groups are launched freely, one by
+                    one; a bucket that is missing: the whole run
     """
 
     group_count: int
     group_ns: Mapping[Bucket, tuple[int, ...]] = field(default_factory=dict)
     run_ns: Mapping[Bucket, int] = field(default_factory=dict)
+    operators: tuple[int, ...] = ()
+    layer_ends: tuple[int, ...] = ()
+    outstanding_ns: Mapping[Bucket, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,13 @@ class PartitionChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMeasured:
+    """What sync points cost on this device, for windows of 1 and up, ascending without gaps."""
+
+    costs: tuple[SyncCost, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceLost:
     """Nothing that was launched will ever report again."""
 
@@ -124,5 +140,6 @@ Event = (
     | ModelDraining
     | TenantChanged
     | PartitionChanged
+    | DeviceMeasured
     | DeviceLost
 )

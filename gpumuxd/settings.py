@@ -13,7 +13,7 @@ from gpumuxd.units import GIB, MIB, NS_PER_MS, NS_PER_US
 class Slicing(enum.StrEnum):
     """Where the next sync point goes."""
 
-    BOUNDED = "bounded"
+    ADAPTIVE = "adaptive"
     NONE = "none"  # baseline: a whole inference is launched at once (burst)
 
 
@@ -28,7 +28,7 @@ class Order(enum.StrEnum):
 class SchedulerSettings:
     """What the device scheduler may do. One object per device child, never changed in place."""
 
-    slicing: Slicing = Slicing.BOUNDED
+    slicing: Slicing = Slicing.ADAPTIVE
     order: Order = Order.POLICY
 
     preemption_delay_ns_max: int | None = None

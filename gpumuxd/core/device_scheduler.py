@@ -42,6 +42,7 @@ from gpumuxd.core.tenant import Tenant
 from gpumuxd.domain import COMPLETED, CursorKind, Outcome, OutcomeKind, PriorityClass
 from gpumuxd.events import (
     DeviceLost,
+    DeviceMeasured,
     Event,
     ModelDraining,
     ModelReady,
@@ -116,6 +117,9 @@ class DeviceScheduler:
                 )
             case PartitionChanged():
                 self._partition_changed(event)
+            case DeviceMeasured(costs=costs):
+                self._launcher.sync_costs = costs
+                self._launcher.bounds_are_stale = True
             case DeviceLost():
                 self._device_lost(event)
             case _:

@@ -29,7 +29,7 @@ from gpumuxd.core.quiet import Quiet
 from gpumuxd.core.run_queue import RunQueue
 from gpumuxd.core.slicing import bounds_of, choose
 from gpumuxd.core.snapshot import Counters
-from gpumuxd.domain import CursorKind, LaneKind, PriorityClass, Slice
+from gpumuxd.domain import CursorKind, LaneKind, PriorityClass, Slice, SyncCost
 from gpumuxd.settings import SchedulerSettings
 
 _new = tuple.__new__
@@ -64,6 +64,7 @@ class Launcher:
         "flights",
         "held_until_ns",
         "quiet",
+        "sync_costs",
     )
 
     def __init__(
@@ -84,6 +85,7 @@ class Launcher:
         self.bounds = bounds_of((), settings, settings.round_trip_ns)
         self.bounds_are_stale = False  # models or their estimates changed since
         self.quiet = Quiet()
+        self.sync_costs: tuple[SyncCost, ...] = ()  # none while the device was not measured
         self.held_until_ns: int | None = None  # own work will be launched then, if not before
         self._held = (0, 0)  # which cursor is held before which group,
         self._held_since_ns = 0  # and since when

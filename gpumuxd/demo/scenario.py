@@ -100,7 +100,7 @@ async def _measure(
     # As Ctrl-C: whoever ends us with SIGTERM must not leave a daemon behind either.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
     phases: dict[str, Traffic] = {}
-    for slicing, names in (("none", (WITHOUT,)), ("bounded", (ALONE, WITH))):
+    for slicing, names in (("none", (WITHOUT,)), ("adaptive", (ALONE, WITH))):
         async with _served(folder, slicing, steps) as (voice, search):
             for name in names:
                 load = None if name == ALONE else sentences

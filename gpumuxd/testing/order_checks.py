@@ -129,7 +129,7 @@ class Blocking:
         settings = self._world.settings
         problem = None
         request = seen.cursor.request
-        is_policy = settings.order is Order.POLICY and settings.slicing is Slicing.BOUNDED
+        is_policy = settings.order is Order.POLICY and settings.slicing is Slicing.ADAPTIVE
         if seen.work.first_group == 0 and is_policy and not request.was_held_back:
             problem = self._why_blocked(request, passed, event.started_ns)
         passed.append((seen, event.started_ns, event.device_ns))

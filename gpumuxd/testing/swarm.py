@@ -103,7 +103,7 @@ def _draw_settings(rng: Random, models: tuple[ModelParameters, ...]) -> Schedule
     frame_bytes = max(model.frame_bytes for model in models)
     bound_ns = log_uniform(rng, 100 * NS_PER_US, 10 * NS_PER_MS)
     return SchedulerSettings(
-        slicing=Slicing.NONE if _chance(rng, 0.05) else Slicing.BOUNDED,
+        slicing=Slicing.NONE if _chance(rng, 0.05) else Slicing.ADAPTIVE,
         order=Order.FIFO if _chance(rng, 0.05) else Order.POLICY,
         preemption_delay_ns_max=None if _chance(rng, 0.3) else bound_ns,
         slice_ns_max=log_uniform(rng, 200 * NS_PER_US, 5 * NS_PER_MS),

@@ -16,6 +16,7 @@ from gpumuxd.commands import Admit, Finish, Launch, Release, Retire
 from gpumuxd.domain import Lane, LaneKind, Outcome, PriorityClass, Slice
 from gpumuxd.events import (
     DeviceLost,
+    DeviceMeasured,
     Event,
     ModelDraining,
     ModelReady,
@@ -102,6 +103,8 @@ class World:
                 self.is_lost = True
                 for one_class in self.waiting.values():
                     one_class.clear()
+            case DeviceMeasured():
+                pass  # what a sync point costs changes nobody's state
             case _:
                 raise AssertionError(f"unknown event {event!r}")
 

@@ -206,8 +206,8 @@ def test_a_finished_cursor_is_not_preempted() -> None:
 @pytest.mark.parametrize(
     ("slicing", "order", "expected"),
     [
-        (Slicing.BOUNDED, Order.POLICY, [(1, 0, 2), (1, 2, 4), (2, 0, 1), (1, 4, 6), (1, 6, 8)]),
-        (Slicing.BOUNDED, Order.FIFO, [(1, 0, 8), (2, 0, 1)]),
+        (Slicing.ADAPTIVE, Order.POLICY, [(1, 0, 2), (1, 2, 4), (2, 0, 1), (1, 4, 6), (1, 6, 8)]),
+        (Slicing.ADAPTIVE, Order.FIFO, [(1, 0, 8), (2, 0, 1)]),
         (Slicing.NONE, Order.POLICY, [(1, 0, 8), (2, 0, 1)]),
         (Slicing.NONE, Order.FIFO, [(1, 0, 8), (2, 0, 1)]),
     ],

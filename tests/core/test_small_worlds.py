@@ -154,7 +154,7 @@ def test_every_moment_to_be_late() -> None:
     outcomes = []
     for half_units in range(1, 24):
         deadline_ns = half_units * UNIT // 2
-        talk = conversation((4,), slicing=Slicing.BOUNDED)
+        talk = conversation((4,), slicing=Slicing.ADAPTIVE)
         talk.say(
             request(0, "m4", REALTIME),
             request(1, "m4", BEST_EFFORT, deadline=deadline_ns),

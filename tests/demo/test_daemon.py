@@ -20,7 +20,7 @@ async def test_a_daemon_ends_with_its_block_also_when_that_fails(socket_dir: Pat
     started: list[Daemon] = []
 
     async def fail() -> None:
-        async with running_daemon(socket_dir, socket_dir / "models", "bounded") as daemon:
+        async with running_daemon(socket_dir, socket_dir / "models", "adaptive") as daemon:
             started.append(daemon)
             async with daemon.client("voice") as client:
                 assert await client.server_live()

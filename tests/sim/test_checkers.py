@@ -50,7 +50,7 @@ def reserves_frames(device: DeviceParameters) -> bool:
 
 
 def is_bounded(device: DeviceParameters) -> bool:
-    return device.settings.slicing is Slicing.BOUNDED and device.settings.order is Order.POLICY
+    return device.settings.slicing is Slicing.ADAPTIVE and device.settings.order is Order.POLICY
 
 
 def is_shared(device: DeviceParameters) -> bool:

@@ -85,7 +85,7 @@ def ideal(device: DeviceParameters) -> DeviceParameters:
         device,
         settings=replace(
             device.settings,
-            slicing=Slicing.BOUNDED,
+            slicing=Slicing.ADAPTIVE,
             order=Order.POLICY,
             frames_max=64,
             frames_reserved=8,
@@ -196,7 +196,7 @@ def voice_delays_ns(slicing: Slicing) -> list[int]:
 def test_a_realtime_request_starts_within_the_bound_and_without_slicing_it_does_not() -> None:
     """Host costs and the hop from the parent (50 us at most) come on top of the bound, and a
     request behind its own kind waits for that too, so the median is what is compared."""
-    cut, whole = voice_delays_ns(Slicing.BOUNDED), voice_delays_ns(Slicing.NONE)
+    cut, whole = voice_delays_ns(Slicing.ADAPTIVE), voice_delays_ns(Slicing.NONE)
     assert len(cut) > 20
     assert len(whole) > 20
     assert cut[len(cut) // 2] <= BOUND_NS + 200 * NS_PER_US

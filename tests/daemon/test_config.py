@@ -173,7 +173,7 @@ def test_everything_said_arrives() -> None:
         ("[[device]]\nthreads = 1.0", "threads: expected a whole number from 1 to 1024, got 1.0"),
         ("[[device]]\nthreads = true", "threads: expected a whole number"),
         ("[[device]]\narena_mib = 0", "arena_mib: expected a number from 1 to"),
-        ("[scheduler]\nslicing = 'x'", "slicing: expected 'bounded' or 'none', got 'x'"),
+        ("[scheduler]\nslicing = 'x'", "slicing: expected 'adaptive' or 'none', got 'x'"),
         ("[scheduler]\npreemption_delay_ms_max = 'x'", "expected 'auto' or a number, got 'x'"),
         ("[scheduler]\nframes_max = 4\nframes_reserved = 2", "frames_reserved: expected less"),
         ("[listen]\ntcp = ['x']", r"\[listen\].tcp: listener 'x': expected host:port"),

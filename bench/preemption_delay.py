@@ -2,7 +2,7 @@
 
 Two daemons on the CPU device serve the same two real models: silero-vad as REALTIME and
 all-MiniLM-L6-v2, 1 x 64 tokens, as BEST_EFFORT. One launches every inference whole (slicing none),
-the other in bounded slices. Rounds alternate between them, the one whose turn it is not idles.
+the other in adaptive ones. Rounds alternate between them, the one whose turn it is not idles.
 
 A round first keeps MiniLM saturated alone, which gives the throughput that slicing costs; then
 sends REALTIME requests beside it, open loop with a seeded random phase, so that an arrival is
@@ -38,7 +38,7 @@ from gpumuxd.programs.model import ServedModel
 from gpumuxd.units import NS_PER_MS
 
 NONE = "none"
-BOUNDED = "bounded"
+ADAPTIVE = "adaptive"
 
 OUTSTANDING = 3
 """Best-effort requests always in flight: the device never waits for us."""
@@ -89,9 +89,9 @@ async def _measure(bench: Bench, folder: Path) -> None:
                 if is_kept:
                     daemon.per_s.append(per_s)
                     daemon.delay_ms.append(delay_ms)
-        status = await daemons[BOUNDED].operator.node_status()
+        status = await daemons[ADAPTIVE].operator.node_status()
         bound_ms = status.devices[0].bound_ns / NS_PER_MS
-    group_ms, cuts = _groups(daemons[BOUNDED].state)
+    group_ms, cuts = _groups(daemons[ADAPTIVE].state)
     operator_ms = _operator_ms(folder / "models" / MINILM / "1" / "model.pt2", bench.pick(15, 5))
     # Of the same times as the longest operator: how groups are cut is asked, not how times vary.
     begins = [0, *cuts[:-1]]
@@ -107,7 +107,7 @@ async def _measure(bench: Bench, folder: Path) -> None:
 
 
 async def _open_both(stack: AsyncExitStack, folder: Path) -> dict[str, Daemon]:
-    names = (NONE, BOUNDED)
+    names = (NONE, ADAPTIVE)
     daemons = dict(
         zip(
             names,
@@ -118,8 +118,8 @@ async def _open_both(stack: AsyncExitStack, folder: Path) -> dict[str, Daemon]:
     await _load(daemons[NONE])
     # The same profile for both: the same groups, and the same estimates to begin with.
     profiles = daemons[NONE].state / "profiles"
-    await asyncio.to_thread(shutil.copytree, profiles, daemons[BOUNDED].state / "profiles")
-    await _load(daemons[BOUNDED])
+    await asyncio.to_thread(shutil.copytree, profiles, daemons[ADAPTIVE].state / "profiles")
+    await _load(daemons[ADAPTIVE])
     return daemons
 
 
@@ -235,22 +235,22 @@ def _report(
         bench.figure(f"delay p50, {name}", samples.median, "ms", spread=samples.spread)
     bench.figure(f"delay p99, {NONE}", delays[NONE].p99, "ms")
     bench.figure(
-        f"delay p99, {BOUNDED}",
-        delays[BOUNDED].p99,
+        f"delay p99, {ADAPTIVE}",
+        delays[ADAPTIVE].p99,
         "ms",
         at_most(max(bound_ms, longest_ms) + DELAY_MARGIN_MS),
     )
     bench.figure(
-        f"delay p99, {BOUNDED} / {NONE}",
-        delays[BOUNDED].p99 / delays[NONE].p99,
+        f"delay p99, {ADAPTIVE} / {NONE}",
+        delays[ADAPTIVE].p99 / delays[NONE].p99,
         "",
         at_most(DELAY_RATIO_MAX),
     )
-    ratios = [a / b for a, b in zip(daemons[BOUNDED].per_s, daemons[NONE].per_s, strict=True)]
+    ratios = [a / b for a, b in zip(daemons[ADAPTIVE].per_s, daemons[NONE].per_s, strict=True)]
     for name, daemon in daemons.items():
         bench.figure(f"inferences, {name}, REALTIME idle", percentile(daemon.per_s, 50), "1/s")
     bench.figure(
-        f"inferences, {BOUNDED} / {NONE}",
+        f"inferences, {ADAPTIVE} / {NONE}",
         statistics.median(ratios),
         "",
         at_least(THROUGHPUT_RATIO_MIN),

@@ -141,7 +141,7 @@ async def _measure(bench: Bench, folder: Path) -> None:
     rounds: dict[str, list[Round]] = {ALONE: [], FRESH: [], CACHED: [], BURNER: []}
     async with AsyncExitStack() as stack:
         daemon = await stack.enter_async_context(
-            running_daemon(folder / "node", folder / "models", "bounded", state)
+            running_daemon(folder / "node", folder / "models", "adaptive", state)
         )
         voice = await stack.enter_async_context(daemon.client(VOICE))
         search = await stack.enter_async_context(daemon.client(SEARCH))

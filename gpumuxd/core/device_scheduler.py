@@ -6,10 +6,11 @@
                             a hold (`launcher`)
     statistics()            a frozen snapshot
 
-It holds what the floors of the policy need and asks them in turn: `admission` and `feasibility`
-for arrivals, `launcher` for who moves and how far (it asks `run_queue` and `slicing`), `ledger`
-for frames and bytes, `estimator` for times. It must not know clocks, threads, processes or
-tensors: the same code runs in virtual time, on the CPU device and on CUDA.
+It holds what the floors of the policy need and asks them in turn: `arrivals` for who is admitted
+(it asks `admission` and `feasibility`), `launcher` for who moves and how far (it asks `run_queue`
+and `slicing`), `endings` for who is done, `ledger` for frames and bytes, `estimator` for times. It
+must not know clocks, threads, processes or tensors: the same code runs in virtual time, on the CPU
+device and on CUDA.
 
 Same events in, same commands out. Ties break by arrival number. Preempting is not moving a
 cursor, so there is no code for it here but the counting.
@@ -26,20 +27,20 @@ ModelDraining, or one for an unknown model, changes nothing. Requests of a class
 model's `class_max` raise it, so that the bounds stay true.
 """
 
-from gpumuxd.commands import Admit, Command, Finish, Release, Retire
-from gpumuxd.core import admission, eligibility, feasibility
+from gpumuxd.commands import Command, Release
+from gpumuxd.core import eligibility
+from gpumuxd.core.arrivals import Arrivals
 from gpumuxd.core.bucket_table import ONE
-from gpumuxd.core.cursor import NO_FRAME, Cursor
-from gpumuxd.core.deadlines import Deadlines
+from gpumuxd.core.cursor import Cursor
+from gpumuxd.core.endings import Endings
 from gpumuxd.core.estimator import Estimator
-from gpumuxd.core.lanes import Lanes, LaneState
+from gpumuxd.core.lanes import Lanes
 from gpumuxd.core.launcher import Launcher
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
 from gpumuxd.core.snapshot import Counters, snapshot
 from gpumuxd.core.statistics import DeviceStatistics
-from gpumuxd.core.tenant import Tenant
-from gpumuxd.domain import COMPLETED, CursorKind, Outcome, OutcomeKind, PriorityClass
+from gpumuxd.domain import Outcome, OutcomeKind, PriorityClass
 from gpumuxd.events import (
     DeviceLost,
     DeviceMeasured,
@@ -53,40 +54,35 @@ from gpumuxd.events import (
     SyncPointReached,
     TenantChanged,
 )
-from gpumuxd.settings import Order, SchedulerSettings
-
-# Bound to names, because naming a member through its enum class takes 0.4 us on Python 3.11.
-_REALTIME = PriorityClass.REALTIME
-_PROFILE = CursorKind.PROFILE
-_COMPLETED = OutcomeKind.COMPLETED
-_MODEL_FAULTED = OutcomeKind.MODEL_FAULTED
-_DEADLINE_MISSED = OutcomeKind.DEADLINE_MISSED
+from gpumuxd.settings import SchedulerSettings
 
 
 class DeviceScheduler:
     """Schedules one partition of a device. Owned by one thread: the device loop's."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self._settings = settings
-        self._is_fifo = settings.order is Order.FIFO
         self._lanes = Lanes(settings)
         self._ledger = Ledger(
             settings.memory_bytes_max, settings.frames_max, settings.frames_reserved
         )
         self._estimator = Estimator()
-        self._deadlines = Deadlines()
         self._counters = Counters()
         self._models: dict[str, Model] = {}
         self._launcher = Launcher(settings, self._lanes, self._ledger, self._models, self._counters)
-        self._tenants: dict[str, Tenant] = {}
-        self._cursors: dict[int, Cursor] = {}  # by request id, until its Finish
-        self._arrivals: list[Cursor] = []  # not decided yet
-        self._ended: list[Cursor] = []  # fate known, nothing in flight, not finished yet
+        self._endings = Endings(self._lanes, self._ledger, self._models, self._counters)
+        self._arrivals = Arrivals(
+            settings,
+            self._lanes,
+            self._ledger,
+            self._models,
+            self._estimator,
+            self._launcher,
+            self._endings,
+            self._counters,
+        )
         self._draining: list[Model] = []
-        self._live = 0  # admitted and not finished
         self._weights_grew = False
         self._lost: Outcome | None = None
-        self._arrival = 0
         self._model_no = 0
 
     # What happened
@@ -97,11 +93,11 @@ class DeviceScheduler:
             case SyncPointReached():
                 self._slice_passed(event, now_ns)
             case RequestArrived():
-                self._request_arrived(event)
+                self._arrivals.arrived(event)
             case RequestCancelled():
-                cursor = self._cursors.get(event.request_id)
+                cursor = self._endings.cursors.get(event.request_id)
                 if cursor is not None and cursor.ending is None:
-                    self._stop(cursor, Outcome(OutcomeKind.CANCELLED))
+                    self._endings.stop(cursor, Outcome(OutcomeKind.CANCELLED))
             case SliceFailed():
                 self._slice_failed(event, now_ns)
             case ModelReady():
@@ -109,10 +105,10 @@ class DeviceScheduler:
             case ModelDraining():
                 model = self._models.get(event.model)
                 if model is not None and not model.is_draining:
-                    model.last_arrival = self._arrival
+                    model.last_arrival = self._arrivals.count
                     self._draining.append(model)
             case TenantChanged():
-                self._tenant(event.tenant).change(
+                self._arrivals.tenant(event.tenant).change(
                     event.weight, event.realtime_per_s, event.realtime_burst, now_ns
                 )
             case PartitionChanged():
@@ -124,24 +120,6 @@ class DeviceScheduler:
                 self._device_lost(event)
             case _:
                 raise AssertionError(f"not an event: {event!r}")
-
-    def _request_arrived(self, event: RequestArrived) -> None:
-        assert event.request_id not in self._cursors, f"request {event.request_id} arrived twice"
-        self._arrival += 1
-        cursor = Cursor(
-            cursor_id=self._arrival,
-            kind=event.kind,
-            model_key=event.model,
-            bucket=event.bucket,
-            members=(event.request_id,),
-            tenant=self._tenant(event.tenant),
-            priority_class=event.priority_class,
-            arrival=self._arrival,
-            arrived_ns=event.arrived_ns,
-            deadline_ns=event.deadline_ns,
-        )
-        self._cursors[event.request_id] = cursor
-        self._arrivals.append(cursor)
 
     def _slice_passed(self, event: SyncPointReached, now_ns: int) -> None:
         launcher = self._launcher
@@ -171,17 +149,13 @@ class DeviceScheduler:
         if cursor.passed_group == cursor.group_count:
             self._run_passed(cursor, work.slice_id)
         elif cursor.ending is not None and cursor.in_flight == 0:
-            self._ended.append(cursor)
+            self._endings.ended.append(cursor)
 
     def _run_passed(self, cursor: Cursor, slice_no: int) -> None:
         if not cursor.interfered:
             moved = cursor.table.record_run(cursor.column, cursor.compute_ns, slice_no)
             self._launcher.bounds_are_stale |= moved
-        if cursor.last_end_ns > cursor.deadline_ns:
-            cursor.ending = _missed(cursor)
-        elif cursor.ending is None or cursor.ending.kind is _DEADLINE_MISSED:
-            cursor.ending = COMPLETED
-        self._ended.append(cursor)
+        self._endings.run_passed(cursor)
 
     def _slice_failed(self, event: SliceFailed, now_ns: int) -> None:
         flight = self._launcher.flights.pop(event.slice_id, None)
@@ -192,9 +166,9 @@ class DeviceScheduler:
         flight.queue.failed(flight, now_ns)
         cursor.in_flight -= 1
         if cursor.ending is None or cursor.ending.kind is not OutcomeKind.MODEL_FAULTED:
-            self._stop(cursor, Outcome(OutcomeKind.MODEL_FAULTED, event.reason))
+            self._endings.stop(cursor, Outcome(OutcomeKind.MODEL_FAULTED, event.reason))
         elif cursor.in_flight == 0:
-            self._ended.append(cursor)
+            self._endings.ended.append(cursor)
 
     def _model_ready(self, event: ModelReady) -> None:
         assert event.model not in self._models, f"model key {event.model!r} is in use"
@@ -214,7 +188,8 @@ class DeviceScheduler:
         self._launcher.bounds_are_stale = True
 
     def _partition_changed(self, event: PartitionChanged) -> None:
-        queued = [cursor for cursor in self._cursors.values() if cursor.is_queued]
+        cursors = self._endings.cursors.values()
+        queued = [cursor for cursor in cursors if cursor.is_queued]
         before = [self._lanes.of(cursor) for cursor in queued]
         self._lanes.change(event.partition, event.lanes)
         for cursor, lane in zip(queued, before, strict=True):
@@ -225,30 +200,11 @@ class DeviceScheduler:
             cursor.after = self._launcher.last_slice_of(cursor)
 
     def _device_lost(self, event: DeviceLost) -> None:
-        """Nothing will report again: what is not over yet ends now."""
         self._lost = Outcome(OutcomeKind.DEVICE_LOST, event.reason)
         for flight in self._launcher.flights.values():
             flight.queue.clear()
         self._launcher.flights.clear()
-        for cursor in self._cursors.values():
-            if cursor.is_admitted and (cursor.ending is None or cursor.in_flight):
-                cursor.in_flight = 0
-                self._stop(cursor, self._lost)
-
-    def _stop(self, cursor: Cursor, outcome: Outcome) -> None:
-        """Its fate is known: it moves no further and ends when nothing of it is in flight."""
-        cursor.ending = outcome
-        if not cursor.is_admitted:
-            return  # not decided yet: `poll` will find its ending
-        self._lanes.of(cursor).run_queue.drop(cursor)
-        if cursor.in_flight == 0:
-            self._ended.append(cursor)
-
-    def _tenant(self, name: str) -> Tenant:
-        tenant = self._tenants.get(name)
-        if tenant is None:
-            tenant = self._tenants[name] = Tenant(name)
-        return tenant
+        self._endings.lose(self._lost)
 
     # What is done about it
 
@@ -263,18 +219,16 @@ class DeviceScheduler:
         answers an arrival without waiting for the choice of the next slice.
         """
         commands: list[Command] = []
-        if now_ns >= self._deadlines.first_ns:
-            self._expire(now_ns)
+        endings = self._endings
+        if now_ns >= endings.deadlines.first_ns:
+            endings.expire(now_ns)
         if self._weights_grew:
-            self._stop_what_never_fits()
-        if self._ended:
-            for cursor in self._ended:
-                self._finish(cursor, now_ns, commands)
-            self._ended.clear()
-        if self._arrivals:
-            for cursor in self._arrivals:
-                self._decide_arrival(cursor, now_ns, commands)
-            self._arrivals.clear()
+            self._weights_grew = False
+            endings.stop_what_never_fits()
+        if endings.ended:
+            endings.finish_ended(now_ns, commands)
+        if self._arrivals.undecided:
+            self._arrivals.decide(self._lost, now_ns, commands)
         return commands
 
     def poll_launches(self, now_ns: int, commands: list[Command] | None = None) -> list[Command]:
@@ -290,101 +244,11 @@ class DeviceScheduler:
 
     def next_wakeup_ns(self) -> int | None:
         """When to poll at the latest. None: only when something happens."""
-        deadline_ns, held_until_ns = self._deadlines.next_ns(), self._launcher.held_until_ns
+        deadline_ns = self._endings.deadlines.next_ns()
+        held_until_ns = self._launcher.held_until_ns
         if deadline_ns is None or held_until_ns is None:
             return held_until_ns if deadline_ns is None else deadline_ns
         return min(deadline_ns, held_until_ns)
-
-    def _expire(self, now_ns: int) -> None:
-        while (expired := self._deadlines.pop_expired(now_ns)) is not None:
-            self._stop(expired, _missed(expired))
-
-    def _decide_arrival(self, cursor: Cursor, now_ns: int, commands: list[Command]) -> None:
-        model = self._models.get(cursor.model_key)
-        outcome = cursor.ending or self._lost
-        if outcome is None:
-            outcome = admission.why_no_place(
-                cursor, model, self._live, self._settings.queue_requests_max, self._ledger
-            )
-        if outcome is None:
-            assert model is not None
-            outcome = self._consider(cursor, model, now_ns, commands)
-        if outcome is not None:
-            cursor.ending = outcome
-            self._counters.refused += outcome.kind is not OutcomeKind.CANCELLED
-            self._tell(cursor, now_ns, commands)
-
-    def _consider(
-        self, cursor: Cursor, model: Model, now_ns: int, commands: list[Command]
-    ) -> Outcome | None:
-        """Admit an arrival if its deadline can be met; else say why not."""
-        is_realtime = cursor.priority_class is _REALTIME
-        if is_realtime and not cursor.tenant.is_within_rate(now_ns):
-            cursor.order_as(PriorityClass.STANDARD)
-        table = model.estimates.table(cursor.bucket, cursor.kind is not _PROFILE)
-        cursor.predicted_ns = cursor.remaining_ns = 0 if table.is_guess else table.run_ns
-        lane = self._lanes.of(cursor)
-        ahead = self._ahead(lane, now_ns)
-        finish_ns = feasibility.predicted_finish_ns(cursor, ahead, now_ns)
-        outcome = admission.why_too_late(cursor, ahead, now_ns, finish_ns)
-        if outcome is not None:
-            return outcome
-        if is_realtime and cursor.priority_class is _REALTIME:
-            cursor.tenant.take()
-            self._launcher.quiet.arrived(cursor.arrived_ns)
-        if cursor.priority_class > model.class_max:
-            model.class_max = cursor.priority_class
-            self._launcher.bounds_are_stale = True
-        cursor.admit(model, table)
-        model.live += 1
-        self._live += 1
-        self._deadlines.add(cursor)
-        lane.run_queue.add(cursor)
-        commands.append(Admit(cursor.members[0], finish_ns if cursor.predicted_ns else 0))
-        return None
-
-    def _ahead(self, lane: LaneState, now_ns: int) -> feasibility.Ahead:
-        lane.run_queue.settle()
-        is_beside = self._lanes.only is None and any(
-            each.launch_queue.flights for each in self._lanes.in_order if each is not lane
-        )
-        return feasibility.Ahead(
-            residual_ns=lane.launch_queue.residual_ns(now_ns),
-            backlog_ns=lane.run_queue.backlog_ns,
-            realtime=lane.run_queue.realtime,
-            interference=self._estimator.interference if is_beside else ONE,
-            is_fifo=self._is_fifo,
-        )
-
-    def _finish(self, cursor: Cursor, now_ns: int, commands: list[Command]) -> None:
-        """End an admitted cursor: nothing of it is in flight."""
-        model, ending = cursor.model, cursor.ending
-        assert ending is not None
-        assert cursor.in_flight == 0, "its memory is still in use"
-        self._tell(cursor, now_ns, commands)
-        if cursor.frame != NO_FRAME:
-            commands.append(Retire(cursor.cursor_id, model.key, cursor.frame))
-            self._ledger.return_frame(model, cursor.frame)
-            cursor.frame = NO_FRAME
-            model.started -= 1
-            self._unblock()
-        model.live -= 1
-        self._live -= 1
-        kind = ending.kind
-        if kind is _COMPLETED:
-            model.completed += 1
-        elif kind is _MODEL_FAULTED:
-            model.failed += 1
-        elif kind is _DEADLINE_MISSED:
-            self._counters.deadline_missed += 1
-        self._deadlines.trim(self._live)
-
-    def _tell(self, cursor: Cursor, now_ns: int, commands: list[Command]) -> None:
-        assert cursor.ending is not None
-        report = cursor.report(now_ns)
-        for request_id in cursor.members:
-            commands.append(Finish(request_id, cursor.ending, report))
-            del self._cursors[request_id]
 
     def _release_drained(self, commands: list[Command]) -> None:
         for model in [each for each in self._draining if each.live == 0]:
@@ -394,27 +258,7 @@ class DeviceScheduler:
             self._ledger.return_weights(model)
             self._launcher.bounds_are_stale = True
             commands.append(Release(model.key))
-            self._unblock()
-
-    def _stop_what_never_fits(self) -> None:
-        """Weights that came later may leave no room for the frames of queued requests."""
-        self._weights_grew = False
-        for cursor in self._cursors.values():
-            if not cursor.is_admitted or cursor.is_started or cursor.ending is not None:
-                continue
-            reason = self._ledger.why_never(cursor.model)
-            if reason:
-                self._stop(cursor, Outcome(OutcomeKind.OUT_OF_DEVICE_MEMORY, reason))
-
-    def _unblock(self) -> None:
-        """Memory was given back: models that were passed over may start again."""
-        was_blocked = False
-        for model in self._models.values():
-            if model.is_blocked:
-                was_blocked, model.is_blocked = True, not self._ledger.fits(model)
-        if was_blocked:
-            for lane in self._lanes.in_order:
-                lane.run_queue.unblock()
+            self._endings.unblock()
 
     # What can be seen
 
@@ -428,7 +272,7 @@ class DeviceScheduler:
             self._estimator,
             self._counters,
             in_flight=len(self._launcher.flights),
-            admitted=self._live,
+            admitted=self._endings.live,
         )
 
     def bound_ns(self, priority_class: PriorityClass) -> int | None:
@@ -438,14 +282,9 @@ class DeviceScheduler:
 
     def why_waiting(self, request_id: int) -> str:
         """For people: why this request does not move now, empty if it is not waiting."""
-        cursor = self._cursors.get(request_id)
+        cursor = self._endings.cursors.get(request_id)
         if cursor is None or not cursor.is_queued:
             return ""
         lane = self._lanes.of(cursor)
         held_ns = self._launcher.held_ns(cursor)
         return eligibility.explain(cursor, lane.launch_queue, self._ledger, held_ns)
-
-
-def _missed(cursor: Cursor) -> Outcome:
-    where = "while it ran" if cursor.is_started else "in the queue"
-    return Outcome(OutcomeKind.DEADLINE_MISSED, f"the deadline passed {where}")

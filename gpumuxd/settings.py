@@ -5,6 +5,7 @@ frame. The defaults are what a node gets that states nothing.
 """
 
 import enum
+import re
 from dataclasses import dataclass, field
 
 from gpumuxd.units import GIB, MIB, NS_PER_MS, NS_PER_US
@@ -15,6 +16,57 @@ class Slicing(enum.StrEnum):
 
     ADAPTIVE = "adaptive"
     NONE = "none"  # baseline: a whole inference is launched at once (burst)
+    LAYER = "layer"  # baseline: one after each layer, and the next launch waits for it
+    EVERY = "every"  # baseline: one after each k operators, and the next launch waits for it
+    WINDOW = "window"  # baseline: the same, but D slices of that length may be in flight
+
+
+OPERATORS_MAX = 1_000_000
+"""Per slice of a baseline. The largest value of the grid in Deft: never."""
+
+WINDOW_MAX = 64
+"""Slices in flight per lane: more than hides any round trip."""
+
+WINDOW_BASELINE = 2
+"""Slices in flight of the baseline `window` where nothing else is stated, as in Deft."""
+
+SLICING_FORMS = "'adaptive', 'none', 'layer', 'every(k)', 'window(k)' or 'window(k, D)'"
+
+_BASELINE = re.compile(r"(every|window) *\( *([0-9]{1,9}) *(?:, *([0-9]{1,9}) *)?\)")
+
+
+def parse_slicing(text: str) -> tuple[Slicing, int, int]:
+    """The kind, operators per slice and slices in flight of a text like `window(20, 3)`.
+
+    0 where the kind has no such number. Raises ValueError, which says what is expected.
+    """
+    if text in (Slicing.ADAPTIVE, Slicing.NONE):
+        return Slicing(text), 0, 0
+    if text == Slicing.LAYER:
+        return Slicing.LAYER, 0, 1
+    found = _BASELINE.fullmatch(text)
+    if found is None or (found[1] == Slicing.EVERY and found[3] is not None):
+        raise ValueError(SLICING_FORMS)
+    operators = int(found[2])
+    if not 1 <= operators <= OPERATORS_MAX:
+        raise ValueError(f"1 to {OPERATORS_MAX} operators per slice")
+    if found[1] == Slicing.EVERY:
+        return Slicing.EVERY, operators, 1
+    window = WINDOW_BASELINE if found[3] is None else int(found[3])
+    if not 1 <= window <= WINDOW_MAX:
+        raise ValueError(f"1 to {WINDOW_MAX} slices in flight")
+    return Slicing.WINDOW, operators, window
+
+
+def format_slicing(slicing: Slicing, operators: int, window: int) -> str:
+    """The text that `parse_slicing` reads as this."""
+    match slicing:
+        case Slicing.EVERY:
+            return f"every({operators})"
+        case Slicing.WINDOW:
+            return f"window({operators}, {window})"
+        case _:
+            return slicing.value
 
 
 class Order(enum.StrEnum):
@@ -29,6 +81,14 @@ class SchedulerSettings:
     """What the device scheduler may do. One object per device child, never changed in place."""
 
     slicing: Slicing = Slicing.ADAPTIVE
+
+    slicing_operators: int = 0
+    """Operators per slice of the baselines `every` and `window`; the others have none."""
+
+    slicing_window: int = 0
+    """Slices in flight of the baselines: 1 means stop and wait. 0: it follows from measurement.
+    Never above `window_max`."""
+
     order: Order = Order.POLICY
 
     preemption_delay_ns_max: int | None = None
@@ -36,7 +96,13 @@ class SchedulerSettings:
     from the laxity of the loaded models ("auto")."""
 
     slice_ns_max: int = 2 * NS_PER_MS
-    """Longest slice, and the bound where no model's laxity gives a smaller one."""
+    """Longest slice where a bound is kept, and the largest bound that is derived; also the longest
+    slice of all while the device was not told what its sync points cost. Where least delay
+    chooses, it does not apply: the choice is the best sum, and a cap would only make it worse."""
+
+    weigh_preemption_by_arrivals: bool = False
+    """Weigh predicted preemption delay by how often requests that would preempt arrive. Without
+    it, as in Deft, every inference counts as preempted once."""
 
     window_max: int = 4
     """Most slices in flight per lane; the window itself follows from the measured round trip."""

@@ -20,7 +20,15 @@ from gpumuxd.models.names import check_model_name
 from gpumuxd.node.journal import JOURNAL_NAME
 from gpumuxd.node.settings import ALL_MODELS, LoaderSettings, NodeSettings, RepositoryMode
 from gpumuxd.rpc.listener import Listener
-from gpumuxd.settings import DeviceSettings, Order, SchedulerSettings, Slicing
+from gpumuxd.settings import (
+    WINDOW_MAX,
+    DeviceSettings,
+    Order,
+    SchedulerSettings,
+    Slicing,
+    format_slicing,
+    parse_slicing,
+)
 from gpumuxd.units import MIB, NS_PER_MS, NS_PER_S, NS_PER_US
 
 DEFAULT_PATH = Path("/etc/gpumuxd/gpumuxd.toml")
@@ -173,14 +181,20 @@ def _parse_scheduler(table: TomlTable) -> DeviceSettings:
     group_ns = table.take_scaled(
         "group_target_ms", device.group_target_ns, NS_PER_MS, NS_PER_US, NS_PER_S
     )
+    slicing, operators, window = _parse_slicing(table, base)
     scheduler = SchedulerSettings(
-        slicing=table.take_enum("slicing", base.slicing, Slicing),
+        slicing=slicing,
+        slicing_operators=operators,
+        slicing_window=window,
         order=table.take_enum("order", base.order, Order),
         preemption_delay_ns_max=_parse_bound(table),
         slice_ns_max=table.take_scaled(
             "slice_ms_max", base.slice_ns_max, NS_PER_MS, NS_PER_US, 10 * NS_PER_S
         ),
-        window_max=table.take_int("window_max", base.window_max, 1, 64),
+        weigh_preemption_by_arrivals=table.take_flag(
+            "weigh_preemption_by_arrivals", base.weigh_preemption_by_arrivals
+        ),
+        window_max=table.take_int("window_max", base.window_max, 1, WINDOW_MAX),
         queue_requests_max=table.take_int(
             "queue_requests_max", base.queue_requests_max, 1, 1_000_000
         ),
@@ -193,8 +207,22 @@ def _parse_scheduler(table: TomlTable) -> DeviceSettings:
             f"({scheduler.frames_max}), else best-effort work never starts; "
             f"got {scheduler.frames_reserved}"
         )
+    if scheduler.slicing_window > scheduler.window_max:
+        raise ConfigError(
+            f"{table.name('slicing')}: expected at most window_max ({scheduler.window_max}) slices "
+            f"in flight, got {scheduler.slicing_window}"
+        )
     table.finish()
     return replace(device, group_target_ns=group_ns, scheduler=scheduler)
+
+
+def _parse_slicing(table: TomlTable, base: SchedulerSettings) -> tuple[Slicing, int, int]:
+    default = format_slicing(base.slicing, base.slicing_operators, base.slicing_window)
+    text = table.take_text("slicing", default)
+    try:
+        return parse_slicing(text)
+    except ValueError as error:
+        table.fail("slicing", str(error), text)
 
 
 def _parse_bound(table: TomlTable) -> int | None:

@@ -10,7 +10,14 @@ from gpumuxd.errors import ConfigError
 from gpumuxd.node.settings import RepositoryMode
 from gpumuxd.node.tenants import DEFAULT_TENANT, hash_token
 from gpumuxd.rpc.listener import Listener
-from gpumuxd.settings import DeviceSettings, Order, SchedulerSettings, Slicing
+from gpumuxd.settings import (
+    DeviceSettings,
+    Order,
+    SchedulerSettings,
+    Slicing,
+    format_slicing,
+    parse_slicing,
+)
 from gpumuxd.units import MIB, NS_PER_MS, NS_PER_S, NS_PER_US
 
 ENVIRONMENT = {"STATE_DIRECTORY": "/state"}
@@ -61,6 +68,7 @@ slicing = "none"
 order = "fifo"
 preemption_delay_ms_max = 0.5
 slice_ms_max = 3
+weigh_preemption_by_arrivals = true
 window_max = 2
 group_target_ms = 0.25
 queue_requests_max = 10
@@ -99,6 +107,7 @@ def test_everything_said_arrives() -> None:
         order=Order.FIFO,
         preemption_delay_ns_max=NS_PER_MS // 2,
         slice_ns_max=3 * NS_PER_MS,
+        weigh_preemption_by_arrivals=True,
         window_max=2,
         queue_requests_max=10,
         frames_max=6,
@@ -173,7 +182,14 @@ def test_everything_said_arrives() -> None:
         ("[[device]]\nthreads = 1.0", "threads: expected a whole number from 1 to 1024, got 1.0"),
         ("[[device]]\nthreads = true", "threads: expected a whole number"),
         ("[[device]]\narena_mib = 0", "arena_mib: expected a number from 1 to"),
-        ("[scheduler]\nslicing = 'x'", "slicing: expected 'adaptive' or 'none', got 'x'"),
+        ("[scheduler]\nslicing = 'x'", "slicing: expected 'adaptive', 'none', .*got 'x'"),
+        ("[scheduler]\nslicing = 'every'", r"'every\(k\)', .*got 'every'"),
+        ("[scheduler]\nslicing = 'every(0)'", "slicing: expected 1 to 1000000 operators per slice"),
+        ("[scheduler]\nslicing = 'window(2, 65)'", "expected 1 to 64 slices in flight"),
+        (
+            "[scheduler]\nslicing = 'window(2, 5)'",
+            r"at most window_max \(4\) slices in flight, got 5",
+        ),
         ("[scheduler]\npreemption_delay_ms_max = 'x'", "expected 'auto' or a number, got 'x'"),
         ("[scheduler]\nframes_max = 4\nframes_reserved = 2", "frames_reserved: expected less"),
         ("[listen]\ntcp = ['x']", r"\[listen\].tcp: listener 'x': expected host:port"),
@@ -272,3 +288,50 @@ def test_directories_from_systemd(environment: dict[str, str], state_dir: str) -
     assert config.state_dir == Path(state_dir)
     cache = environment.get("CACHE_DIRECTORY", state_dir)
     assert config.node.devices[0].profile_cache_dir == f"{cache}/profiles"
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed", "again"),
+    [
+        ("adaptive", (Slicing.ADAPTIVE, 0, 0), None),
+        ("none", (Slicing.NONE, 0, 0), None),
+        ("layer", (Slicing.LAYER, 0, 1), None),
+        ("every(1)", (Slicing.EVERY, 1, 1), None),
+        ("every( 1000000 )", (Slicing.EVERY, 1_000_000, 1), "every(1000000)"),
+        ("window(20)", (Slicing.WINDOW, 20, 2), "window(20, 2)"),
+        ("window(20,3)", (Slicing.WINDOW, 20, 3), "window(20, 3)"),
+        ("window(1, 1)", (Slicing.WINDOW, 1, 1), None),
+    ],
+)
+def test_texts_of_slicing(text: str, parsed: tuple[Slicing, int, int], again: str | None) -> None:
+    assert parse_slicing(text) == parsed
+    assert format_slicing(*parsed) == (again or text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Adaptive",
+        "every",
+        "every()",
+        "every(0)",
+        "every(-1)",
+        "every(1, 1)",
+        "every(1000001)",
+        "every(1) ",
+        "window",
+        "window(0)",
+        "window(1, 0)",
+        "window(1, 65)",
+        "window(1, 2, 3)",
+        "none(1)",
+        "layer(1)",
+        "every(\u0661)",
+        "every(1.0)",
+        "window(,2)",
+    ],
+)
+def test_texts_that_are_no_slicing(text: str) -> None:
+    with pytest.raises(ValueError, match=r"adaptive|operators|slices in flight"):
+        parse_slicing(text)

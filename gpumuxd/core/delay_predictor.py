@@ -1,0 +1,121 @@
+"""How sync points delay an inference, and how work in flight delays whoever would go ahead of it.
+
+The formula of Deft (Xia et al., "Deft: Towards Optimal Preemptive GPU Time-Sharing for Edge Model
+Serving", WoC at Middleware 2023; constants as in the authors' code), and nothing else: plain
+integers in, plain integers out. It must not know models, queues or settings.
+
+    exec(k)    = a * floor(N / k) + b         an inference of N groups, a sync point every k
+    preempt(k) = min(k, Q_max) * tau          what an arrival finds in flight, at worst
+    k*         = the first minimum of exec(k) + preempt(k) over GRID
+
+`a` is the time a sync point costs, `b` the time an inference takes whatever k is, tau the mean time
+of a group, and Q_max the most groups ever in flight when they are launched freely. Two extensions,
+both the paper's formula where D is 1. With D slices in flight, preempt(k, D) is
+min(D * k, Q_max) * tau, and `a` and `b` are fitted for each D; (k, D) are chosen together, and of
+equals the smaller D, then the smaller k: it leaves less in flight for the same sum. And groups
+differ in length: `predict_cut` takes the slices that a program is really cut into.
+
+Where the paper is silent. preempt is the worst case, not the mean over the phase of an arrival, and
+it counts as if every inference were preempted once. `share_ppm` weighs it by how likely that is.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from gpumuxd.domain import SyncCost
+
+GRID = (1, 2, 4, 8, 10, 20, 50, 100, 500, 1_000, 5_000, 10_000, 1_000_000)
+"""The values of k that are tried; the last one means never."""
+
+PPM = 1_000_000
+
+
+class Delay(NamedTuple):
+    """What a choice costs the inference that is cut, and who would go ahead of it."""
+
+    exec_ns: int
+    preempt_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.exec_ns + self.preempt_ns
+
+
+class Choice(NamedTuple):
+    """A sync point every `slice_groups` groups, `window` slices in flight."""
+
+    slice_groups: int
+    window: int
+    delay: Delay
+
+
+def predict(
+    groups: int, tau_ns: int, outstanding_groups_max: int, cost: SyncCost, slice_groups: int
+) -> Delay:
+    """The paper's formula, for equal groups."""
+    assert slice_groups >= 1, "a slice has at least one group"
+    in_flight = min(cost.window * slice_groups, outstanding_groups_max)
+    return Delay(cost.sync_ns * (groups // slice_groups) + cost.base_ns, in_flight * tau_ns)
+
+
+def choose(
+    groups: int,
+    tau_ns: int,
+    outstanding_groups_max: int,
+    costs: Sequence[SyncCost],
+    share_ppm: int = PPM,
+) -> Choice:
+    """The first minimum over the grid, for equal groups. `costs` has one entry for each window."""
+    assert costs, "without the cost of a sync point there is nothing to choose by"
+    best: Choice | None = None
+    best_ns = 0
+    for cost in costs:
+        for slice_groups in GRID:
+            delay = predict(groups, tau_ns, outstanding_groups_max, cost, slice_groups)
+            total_ns = weighed_ns(delay, share_ppm)
+            if best is None or total_ns < best_ns:
+                best, best_ns = Choice(slice_groups, cost.window, delay), total_ns
+    assert best is not None
+    return best
+
+
+def weighed_ns(delay: Delay, share_ppm: int = PPM) -> int:
+    """The sum that is minimised; `share_ppm` is the part of inferences that are preempted."""
+    return delay.exec_ns + delay.preempt_ns * share_ppm // PPM
+
+
+def predict_cut(slices_ns: Sequence[int], outstanding_ns_max: int, cost: SyncCost) -> Delay:
+    """The same for the slices that a program is cut into, whatever their lengths.
+
+    The end of the last one is a sync point too, as it is in the paper where k divides N.
+    """
+    exec_ns = cost.sync_ns * len(slices_ns) + cost.base_ns
+    return Delay(exec_ns, min(worst_in_flight_ns(slices_ns, cost.window), outstanding_ns_max))
+
+
+def worst_in_flight_ns(slices_ns: Sequence[int], window: int) -> int:
+    """The most that is in flight at once: the longest stretch of `window` slices in a row."""
+    if window <= 1 or len(slices_ns) <= 1:
+        return max(slices_ns, default=0)
+    ends = [0, *accumulate(slices_ns)]
+    if window >= len(slices_ns):
+        return ends[-1]
+    return max(ends[i + window] - ends[i] for i in range(len(ends) - window))
+
+
+def expected_in_flight_ns(slices_ns: Sequence[int], window: int) -> int:
+    """What is left of the work in flight at a random moment of an undisturbed run, on average.
+
+    The slice that runs is hit in proportion to its length and is half done on average; the next
+    `window - 1` are behind it.
+    """
+    ends = [0, *accumulate(slices_ns)]
+    total_ns, count = ends[-1], len(slices_ns)
+    if total_ns == 0:
+        return 0
+    left = 0
+    for index, slice_ns in enumerate(slices_ns):
+        behind_ns = ends[min(index + window, count)] - ends[index + 1]
+        left += slice_ns * (slice_ns + 2 * behind_ns)
+    return left // (2 * total_ns)

@@ -1,0 +1,162 @@
+"""The formula of Deft: its golden values, its shape, and what windows and real cuts add."""
+
+from itertools import pairwise
+from math import isqrt
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumuxd.core.delay_predictor import (
+    GRID,
+    PPM,
+    Delay,
+    choose,
+    expected_in_flight_ns,
+    predict,
+    predict_cut,
+    weighed_ns,
+    worst_in_flight_ns,
+)
+from gpumuxd.domain import SyncCost
+
+US = 1_000
+PAPER = SyncCost(1, 11_500, 2_920 * US)
+"""Fitted on the testbed of the paper: 0.0115 ms per sync point, 2.92 ms per inference."""
+
+
+@pytest.mark.parametrize(
+    ("groups", "tau_us", "outstanding_max", "slice_groups", "exec_us", "preempt_us", "never_us"),
+    [
+        (1_000, 50, 300, 20, 3_495, 1_000, 17_920),
+        (1_000, 50, 40, 20, 3_495, 1_000, 4_920),
+        (2_350, 45, 1_000, 20, 4_265.5, 900, 47_920),
+        (400, 20, 10, 500, 2_920, 200, 3_120),  # launch-bound: never
+    ],
+)
+def test_golden_values(
+    groups: int,
+    tau_us: int,
+    outstanding_max: int,
+    slice_groups: int,
+    exec_us: float,
+    preempt_us: int,
+    never_us: int,
+) -> None:
+    chosen = choose(groups, tau_us * US, outstanding_max, [PAPER])
+    assert chosen == (slice_groups, 1, Delay(round(exec_us * US), preempt_us * US))
+    never = predict(groups, tau_us * US, outstanding_max, PAPER, GRID[-1])
+    assert never.total_ns == never_us * US
+
+
+def test_the_grid_is_the_paper_s() -> None:
+    assert len(GRID) == 13
+    assert GRID[0] == 1
+    assert GRID[-1] == 1_000_000
+    assert list(GRID) == sorted(GRID)
+
+
+def test_of_equal_sums_the_first_counts() -> None:
+    free = SyncCost(1, 0, 0)
+    assert choose(100, 10, 0, [free]).slice_groups == 1  # nothing costs anything
+    assert choose(100, 10, 99, [free._replace(sync_ns=10)]).slice_groups == 8  # 8 and 10: 200
+    two = [SyncCost(1, 0, 7), SyncCost(2, 0, 7)]
+    assert choose(100, 0, 9, two).window == 1
+    assert choose(100, 10, 4, [two[0]._replace(sync_ns=10), two[1]]).window == 2
+
+
+@pytest.mark.parametrize(
+    ("sync_ns", "expected"),
+    # a window of two hides most of a sync point: cheap enough, and it is taken
+    [((1_000, 1_000), 1), ((1_000, 600), 1), ((1_000, 100), 2)],
+)
+def test_k_and_window_are_chosen_together(sync_ns: tuple[int, int], expected: int) -> None:
+    costs = [SyncCost(window, each, 0) for window, each in enumerate(sync_ns, start=1)]
+    chosen = choose(1_000, 1_000, 10_000, costs)
+    assert chosen.window == expected
+    for cost in costs:
+        for slice_groups in GRID:
+            assert (
+                chosen.delay.total_ns <= predict(1_000, 1_000, 10_000, cost, slice_groups).total_ns
+            )
+
+
+@settings(max_examples=50)
+@given(
+    groups=st.integers(1, 5_000),
+    tau_ns=st.integers(1, 10**6),
+    outstanding=st.integers(1, 5_000),
+    cost=st.builds(SyncCost, st.integers(1, 4), st.integers(0, 10**6), st.integers(0, 10**7)),
+)
+def test_longer_slices_cost_less_and_leave_more_in_flight(
+    groups: int, tau_ns: int, outstanding: int, cost: SyncCost
+) -> None:
+    delays = [predict(groups, tau_ns, outstanding, cost, k) for k in range(1, 60)]
+    for shorter, longer in pairwise(delays):
+        assert shorter.exec_ns >= longer.exec_ns >= cost.base_ns
+        assert shorter.preempt_ns <= longer.preempt_ns <= outstanding * tau_ns
+
+
+@settings(max_examples=50)
+@given(groups=st.integers(200, 100_000), tau_ns=st.integers(10_000, 10**6), root=st.integers(4, 60))
+def test_the_choice_lies_beside_the_square_root(groups: int, tau_ns: int, root: int) -> None:
+    """Relaxed to real k the sum is least at sqrt(a N / tau), and the grid's best is next to it."""
+    sync_ns = root * root * tau_ns // groups + 1
+    best = isqrt(sync_ns * groups // tau_ns)
+    chosen = choose(groups, tau_ns, groups, [SyncCost(1, sync_ns, 0)])
+    # Equal sums lie at a constant ratio around the root, and the grid's steps are at most 2.5;
+    # the floor in N / k moves it by one part in k.
+    near = [k for k in GRID if best / 3.5 <= k <= best * 3.5]
+    assert chosen.slice_groups in near
+    least_ns = 2 * isqrt(sync_ns * groups * tau_ns)
+    assert chosen.delay.total_ns <= 1.2 * least_ns + sync_ns + tau_ns
+
+
+@settings(max_examples=50)
+@given(groups=st.integers(1, 2_000), outstanding=st.integers(1, 30), tau_ns=st.integers(1, 10**5))
+def test_launch_bound_models_get_no_sync_points(groups: int, outstanding: int, tau_ns: int) -> None:
+    """When all that is ever in flight is worth less than one sync point, none pays."""
+    cost = SyncCost(1, outstanding * tau_ns + 1, 0)
+    assert groups // choose(groups, tau_ns, outstanding, [cost]).slice_groups == 0
+
+
+def test_rare_preemptions_weigh_less() -> None:
+    often, rarely, never = (
+        choose(1_000, 50_000, 1_000, [PAPER], share).slice_groups for share in (PPM, PPM // 100, 0)
+    )
+    assert (often, rarely, never) == (20, 100, 5_000)
+    assert weighed_ns(Delay(7, 100), PPM // 4) == 32
+
+
+@pytest.mark.parametrize(
+    ("slices_ns", "window", "worst_ns", "expected_ns"),
+    [
+        ([], 1, 0, 0),
+        ([0, 0], 2, 0, 0),
+        ([100], 1, 100, 50),
+        ([100], 3, 100, 50),
+        ([100, 100, 100, 100], 1, 100, 50),
+        # the last slice has nothing behind it: 100/2, and 100 more for three quarters of the run
+        ([100, 100, 100, 100], 2, 200, 125),
+        # a random moment hits the long one three times of four
+        ([300, 100], 1, 300, 125),
+        ([300, 100], 2, 400, 200),
+        ([10, 200, 30, 90], 2, 230, (10 * 410 + 200 * 260 + 30 * 210 + 90 * 90) // 660),
+        ([10, 200, 30, 90], 9, 330, 165),  # all at once: half of the run
+    ],
+)
+def test_what_is_in_flight(
+    slices_ns: list[int], window: int, worst_ns: int, expected_ns: int
+) -> None:
+    assert worst_in_flight_ns(slices_ns, window) == worst_ns
+    assert expected_in_flight_ns(slices_ns, window) == expected_ns
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("slice_groups", [1, 2, 4, 8, 10, 20])
+def test_a_real_cut_of_equal_groups_is_the_formula(window: int, slice_groups: int) -> None:
+    cost = PAPER._replace(window=window)
+    slices_ns = [slice_groups * 50 * US] * (400 // slice_groups)
+    assert predict_cut(slices_ns, 30 * 50 * US, cost) == predict(
+        400, 50 * US, 30, cost, slice_groups
+    )

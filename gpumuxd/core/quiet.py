@@ -48,15 +48,13 @@ class Quiet:
         """
         if len(self._arrivals) < ARRIVALS_MIN:
             return FOREVER_NS
-        if self._expected_ns is None:
-            self._foresee()
-            assert self._expected_ns is not None
-        return self._expected_ns if now_ns < self._over_ns else FOREVER_NS
+        expected_ns = self._expected_ns
+        if expected_ns is None:
+            expected_ns = self._expected_ns = self._foresee()
+        return expected_ns if now_ns < self._over_ns else FOREVER_NS
 
-    def _foresee(self) -> None:
+    def _foresee(self) -> int:
         """Once for each arrival at most, and only if somebody asks: 10 us."""
         seen = list(self._arrivals)
-        self._expected_ns = max(
-            seen[-lag] + min(map(sub, seen[lag:], seen)) for lag in range(1, LAGS + 1)
-        )
         self._over_ns = seen[-1] + 2 * max(map(sub, seen[1:], seen))
+        return max(seen[-lag] + min(map(sub, seen[lag:], seen)) for lag in range(1, LAGS + 1))

@@ -74,6 +74,11 @@ class Flow:
             del self.waiting[number]
         return best
 
+    def is_current(self, entry: _Entry) -> bool:
+        """By its serial number, and not by identity, which a tuple loses in compiled code."""
+        own = self.entry
+        return own is not None and own[3] == entry[3]
+
     def is_idle(self) -> bool:
         # Without dropping a dead head: whoever drops it looks at the waiting one too.
         for _, _, cursor in self.started:
@@ -132,7 +137,7 @@ class ClassQueue:
             flow.waiting[model.number] = (model, [])
         heap = flow.waiting[model.number][1]
         heappush(heap, item)
-        if heap[0] is item:
+        if heap[0][2] is cursor:
             self._refresh(flow)
 
     def start(self, cursor: Cursor) -> None:
@@ -150,7 +155,7 @@ class ClassQueue:
         heappush(flow.started, item)
         if flow not in self._running:
             self._running.append(flow)
-        if flow.started[0] is item:
+        if flow.started[0][2] is item[2]:
             self._refresh(flow)
 
     def drop(self) -> None:
@@ -224,7 +229,7 @@ class ClassQueue:
         while heap:
             entry = heap[0]
             tag, _, _, _, flow, cursor = entry
-            if entry is not flow.entry:
+            if not flow.is_current(entry):
                 heappop(heap)
             elif not cursor.is_queued or cursor.is_started or cursor.model.is_blocked:
                 heappop(heap)
@@ -254,7 +259,7 @@ class ClassQueue:
         heap = self._waiting
         heappush(heap, entry)
         if len(heap) > STALE_MIN + 4 * len(self._flows):
-            heap[:] = [each for each in heap if each is each[4].entry]
+            heap[:] = [each for each in heap if each[4].is_current(each)]
             heapify(heap)
 
     def _rebuild(self) -> None:

@@ -57,4 +57,7 @@ class Quiet:
         """Once for each arrival at most, and only if somebody asks: 10 us."""
         seen = list(self._arrivals)
         self._over_ns = seen[-1] + 2 * max(map(sub, seen[1:], seen))
-        return max(seen[-lag] + min(map(sub, seen[lag:], seen)) for lag in range(1, LAGS + 1))
+        expected_ns: int = max(
+            seen[-lag] + min(map(sub, seen[lag:], seen)) for lag in range(1, LAGS + 1)
+        )
+        return expected_ns

@@ -31,10 +31,11 @@ from gpumuxd.device.profiling import Profiler
 from gpumuxd.device.steps import Condition, Steps, build, next_turn
 from gpumuxd.domain import Bucket, CursorKind
 from gpumuxd.errors import GpumuxdError, OutOfDeviceMemory
-from gpumuxd.events import ModelDraining, ModelProfile, ModelReady
+from gpumuxd.events import ModelDraining, ModelReady
 from gpumuxd.executors import upload
 from gpumuxd.executors.cpu import CpuExecutor, short_reason
 from gpumuxd.programs.profile_cache import ProfileCache, StoredProfile, profile_key
+from gpumuxd.programs.profiler import model_profile
 from gpumuxd.programs.served import AnyProgram, Served, open_model
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.units import MIB
@@ -83,6 +84,7 @@ class Loading:
         clock: Clock,
     ) -> None:
         self.own = OwnRuns(scheduler, executor, clock)
+        self.launch_ns = settings.launch_cost_ns  # at least, while nobody has measured it
         self._profiler = Profiler(self.own, scheduler, settings.scheduler.memory_bytes_max)
         self._scheduler = scheduler
         self._executor = executor
@@ -254,7 +256,9 @@ class Loading:
         self._executor.load(frame.model, program)
         ready = ModelReady(
             model=frame.model,
-            profile=ModelProfile(program.group_count, profile.group_ns, profile.run_ns),
+            profile=model_profile(
+                profile, served.operator_ends(profile.cuts), served.layer_ends, self.launch_ns
+            ),
             class_max=frame.class_max,
             slo_ns=frame.slo_ns,
             weights_bytes=served.weights_bytes,

@@ -15,6 +15,7 @@ from gpumuxd.models import schema
 from gpumuxd.models.arithmetic import Number
 from gpumuxd.models.call_arguments import ArgumentReader
 from gpumuxd.models.calls import allowed, check_arguments, check_effect, without_layout
+from gpumuxd.models.layers import Layers, torch_stack
 from gpumuxd.models.limits import ReadLimits
 from gpumuxd.models.liveness import with_last_uses
 from gpumuxd.models.operators import BLANK_OPERATORS, DROPPED, allow_list
@@ -33,6 +34,12 @@ class Lowering:
         self._values = Values()
         self._arguments = ArgumentReader(self._values, limits)
         self._nodes: list[Node] = []
+        self._layers = Layers()
+
+    @property
+    def layer_ends(self) -> tuple[int, ...]:
+        """Where layers of the module end, in nodes; empty if the archive does not say."""
+        return self._layers.ends()
 
     @property
     def slot_count(self) -> int:
@@ -71,6 +78,7 @@ class Lowering:
             outputs = [*outputs[:1], *(schema.Argument(as_none=True) for _ in outputs[1:])]
         results, returns_list = self._results(outputs, is_shared, where)
         self._nodes.append(Node(operator, arguments, keywords, results, returns_list, ()))
+        self._layers.add(torch_stack(node.metadata))
 
     def _add_region(self, region: Region, where: str) -> None:
         """The nodes of a region, in its place. Its names are its own."""
@@ -105,6 +113,7 @@ class Lowering:
         keywords = (("dtype", Constant("dtype", datatype)),)
         node = Node("aten.scalar_tensor.default", (number,), keywords, (slot.index,), False, ())
         self._nodes.append(node)
+        self._layers.add(())
         return slot
 
     def finish(self, outputs: Iterable[Slot | Weight]) -> tuple[Node, ...]:

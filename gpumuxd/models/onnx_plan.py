@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from gpumuxd.errors import InvalidModel
-from gpumuxd.models.plan import WEIGHT_ALIGNMENT_BYTES
+from gpumuxd.models.plan import WEIGHT_ALIGNMENT_BYTES, check_layer_ends
 from gpumuxd.models.spec import ITEM_BYTES, ModelSpec
 
 KIND = "onnx"
@@ -65,7 +65,8 @@ class OnnxPlan(Struct, frozen=True):
 
     `size_hints` are sizes of the symbols for example inputs, `fills` what those are filled with
     (None: the daemon's own choice). `opsets` are the versions of domains. `is_optimised`: the nodes
-    are what ONNX Runtime made of the artifact's, to be run as they are.
+    are what ONNX Runtime made of the artifact's, to be run as they are. `layer_ends` are as in a
+    torch plan.
     """
 
     kind: str
@@ -81,6 +82,7 @@ class OnnxPlan(Struct, frozen=True):
     weights: tuple[OnnxWeight, ...]
     nodes: tuple[OnnxNode, ...]
     outputs: tuple[int, ...]
+    layer_ends: tuple[int, ...] = ()
 
 
 class _Kind(Struct):
@@ -141,6 +143,7 @@ def check(plan: OnnxPlan) -> None:
         raise InvalidModel("plan: size hints and symbols differ in number")
     if len(plan.fills) != len(plan.spec.inputs):
         raise InvalidModel("plan: fills and inputs differ in number")
+    check_layer_ends(plan.layer_ends, len(plan.nodes))
 
 
 def _check_reads(reads: Iterable[int], written: set[int], what: str) -> None:

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from gpumuxd.errors import InvalidModel
 from gpumuxd.models import onnx_plan
+from gpumuxd.models.layers import onnx_layer_ends
 from gpumuxd.models.onnx_division import Divisions
 from gpumuxd.models.onnx_graph import OnnxGraph
 from gpumuxd.models.onnx_limits import DEFAULT_ONNX_LIMITS, OnnxLimits
@@ -177,6 +178,7 @@ def _read_plan(
         weights=tuple(weights.weights),
         nodes=tuple(graph.nodes),
         outputs=numbers,
+        layer_ends=onnx_layer_ends(node.name for node in graph.kept),
     )
     return inputs, outputs, plan
 
@@ -217,6 +219,7 @@ def _read_optimised(
         weights=tuple(weights.weights),
         nodes=tuple(graph.nodes),
         outputs=outputs,
+        layer_ends=onnx_layer_ends(node.name for node in graph.kept),
     )
 
 

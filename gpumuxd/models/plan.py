@@ -9,7 +9,8 @@ Invariants (checked by `check`): a slot is written once, before it is read, and 
 was cleared; weights lie inside the weights' bytes at multiples of their item size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 from msgspec import Struct
@@ -86,7 +87,8 @@ class WeightEntry(Struct, frozen=True, array_like=True):
 
 
 class Plan(Struct, frozen=True):
-    """The whole model. `size_hints` are the symbols' values in the example inputs."""
+    """The whole model. `size_hints` are the symbols' values in the example inputs; `layer_ends` the
+    ends (exclusive) of the nodes in which layers of the module end, empty if nothing says so."""
 
     version: int
     spec: ModelSpec
@@ -96,6 +98,7 @@ class Plan(Struct, frozen=True):
     slot_count: int
     nodes: tuple[Node, ...]
     outputs: tuple[Slot | Weight, ...]
+    layer_ends: tuple[int, ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -151,6 +154,14 @@ def check(plan: Plan) -> None:
         raise InvalidModel("plan: outputs and spec differ in number")
     if len(plan.size_hints) != len(plan.spec.symbols):
         raise InvalidModel("plan: size hints and symbols differ in number")
+    check_layer_ends(plan.layer_ends, len(plan.nodes))
+
+
+def check_layer_ends(layer_ends: Sequence[int], node_count: int) -> None:
+    """Refuse ends that are not ascending positions of nodes."""
+    places = (0, *layer_ends)
+    if any(a >= b for a, b in pairwise(places)) or places[-1] > node_count:
+        raise InvalidModel("plan: ends of layers are out of order or outside the graph")
 
 
 def _check_operands(

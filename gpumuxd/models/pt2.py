@@ -95,6 +95,7 @@ def _read_plan(
         slot_count=lowering.slot_count,
         nodes=nodes,
         outputs=operands,
+        layer_ends=lowering.layer_ends,
     )
 
 

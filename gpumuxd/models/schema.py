@@ -2,7 +2,7 @@
 
 A mirror of torch's `_export/serde/schema.py` with the parts that an inference needs, and no torch.
 msgspec checks types while it decodes, so everything past this module has the declared type. What
-is missing here on purpose is never read: sample inputs (a pickle) and stack traces.
+is missing here on purpose is never read, such as sample inputs (a pickle).
 
 Invariant: decoding runs no code and evaluates no expression; a union (one JSON object with one key)
 has exactly one member set, or `variant` refuses it.
@@ -106,6 +106,8 @@ class Node(Struct, frozen=True):
     target: str
     inputs: list[NamedArgument]
     outputs: list[Argument]
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+    """As it came: `layers.py` reads of it what it can, and nothing depends on that."""
 
 
 class Hint(Struct, frozen=True):

@@ -81,6 +81,15 @@ class ServedModel:
         """`cuts[i]` is the end node (exclusive) of group i; the last one is `node_count`."""
         return Program(self.plan, self.bindings, cuts)
 
+    def operator_ends(self, cuts: Sequence[int]) -> Sequence[int]:
+        """A node is an operator."""
+        return cuts
+
+    @property
+    def layer_ends(self) -> Sequence[int]:
+        """Where the module's layers end, in nodes."""
+        return self.plan.layer_ends
+
     def cut_by_time(self, node_ns: Sequence[int], target_ns: int) -> list[int]:
         """Where groups end, given the time of each node."""
         return cut_by_time(node_ns, target_ns)

@@ -89,8 +89,16 @@ class OnnxModel:
 
     def grouped_program(self, cuts: Sequence[int]) -> OnnxProgram:
         """`cuts[i]` is the end unit (exclusive) of group i; the last one is `node_count`."""
-        ends = [self._ends[cut - 1] for cut in cuts]
-        return OnnxProgram(self.plan, self._weights, cuts, ends, self._threads)
+        return OnnxProgram(self.plan, self._weights, cuts, self.operator_ends(cuts), self._threads)
+
+    def operator_ends(self, cuts: Sequence[int]) -> Sequence[int]:
+        """The nodes that cuts between units stand for."""
+        return [self._ends[cut - 1] for cut in cuts]
+
+    @property
+    def layer_ends(self) -> Sequence[int]:
+        """Where the module's layers end, in nodes."""
+        return self.plan.layer_ends
 
     def cut_by_time(self, unit_ns: Sequence[int], target_ns: int) -> list[int]:
         """Where groups end: no longer than the target, and where few values are alive."""

@@ -9,7 +9,22 @@ while the group stays within the target; otherwise it begins the next one. It fo
 - a node longer than the target is a group by itself.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+
+def operator_counts(ends: Sequence[int]) -> tuple[int, ...]:
+    """How many nodes each group has, given where groups end."""
+    return tuple(end - start for start, end in pairwise((0, *ends)))
+
+
+def layers_in_groups(ends: Sequence[int], layer_ends: Iterable[int]) -> tuple[int, ...]:
+    """The ends (exclusive) of the groups in which layers end, ascending. Both arguments are nodes.
+
+    A layer that ends inside a group ends with that group: nothing is launched but whole groups.
+    """
+    return tuple(dict.fromkeys(bisect_left(ends, layer_end) + 1 for layer_end in layer_ends))
 
 
 def cut_by_time(node_ns: Sequence[int], target_ns: int) -> list[int]:

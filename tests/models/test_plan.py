@@ -37,6 +37,8 @@ def plan(**changes: Any) -> Plan:
 def test_a_good_plan_survives_the_wire() -> None:
     assert decode(encode(plan())) == plan()
     assert decode(memoryview(encode(plan()))) == plan()
+    with_layers = plan(layer_ends=(1, 2))
+    assert decode(encode(with_layers)) == with_layers
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,11 @@ def test_a_good_plan_survives_the_wire() -> None:
         ({"version": 2}, "plan version: expected 1, got 2"),
         ({"size_hints": ()}, "size hints and symbols"),
         ({"outputs": ()}, "outputs and spec"),
+        ({"layer_ends": (3,)}, "ends of layers"),
+        ({"layer_ends": (0, 2)}, "ends of layers"),
+        ({"layer_ends": (-1,)}, "ends of layers"),
+        ({"layer_ends": (2, 1)}, "ends of layers"),
+        ({"layer_ends": (1, 1)}, "ends of layers"),
         ({"outputs": (Slot(1),)}, "the outputs reads slot 1, which holds nothing"),
         ({"outputs": (Slot(-1),)}, "reads slot -1"),
         ({"outputs": (Weight(1),)}, "reads weight 1, which does not exist"),

@@ -2,10 +2,13 @@
 
 import pytest
 
+from gpumuxd.domain import Bucket
 from gpumuxd.programs.profile_cache import StoredProfile
 from gpumuxd.programs.profiler import (
     cuts_from_passes,
     median_ns,
+    model_profile,
+    outstanding_ns,
     position_ns,
     profile_from_passes,
     run_ns,
@@ -58,3 +61,41 @@ def test_a_profile() -> None:
 def test_a_profile_must_fit_its_cuts() -> None:
     with pytest.raises(AssertionError):
         profile_from_passes([2, 3], {(1,): [[5, 6, 7]]}, 0)
+
+
+@pytest.mark.parametrize(
+    ("group_ns", "launch_ns", "most_ns"),
+    [
+        # groups                 launch  most in flight
+        ([10],                   0,      10),
+        ([10],                   99,     10),
+        # a host that costs nothing: all of it
+        ([10, 10, 10],           0,      30),
+        ([5, 50, 1],             0,      56),
+        # the device is the slower one: all but what passed while the rest was launched
+        ([100, 100, 100, 100],   10,     370),
+        ([100, 1, 1, 1],         10,     100),
+        # the host is the slower one: what was launched last
+        ([10, 10, 10, 10],       10,     10),
+        ([10, 10, 10, 10],       1_000,  10),
+        ([10, 70, 10, 10],       1_000,  70),
+        # first the one, then the other
+        ([1, 1, 1, 50, 50, 50],  10,     130),
+        ([50, 50, 50, 1, 1, 1],  10,     130),
+        ([0, 0, 0],              5,      0),
+    ],
+)  # fmt: skip
+def test_most_work_in_flight(group_ns: list[int], launch_ns: int, most_ns: int) -> None:
+    assert outstanding_ns(group_ns, launch_ns) == most_ns
+
+
+def test_what_the_scheduler_is_told() -> None:
+    times: dict[Bucket, tuple[int, ...]] = {(1,): (100, 10, 100), (2,): (5, 5, 5)}
+    stored = StoredProfile((2, 3, 5), times, {(1,): 211, (2,): 15}, 0)
+    # of an ONNX model, cuts are not counted in operators
+    told = model_profile(stored, operator_ends=[4, 9, 10], layer_ends=[1, 3, 9], launch_ns=20)
+    assert told.group_count == 3
+    assert (told.group_ns, told.run_ns) == (stored.group_ns, stored.run_ns)
+    assert told.operators == (4, 5, 1)
+    assert told.layer_ends == (1, 2)
+    assert told.outstanding_ns == {(1,): 170, (2,): 5}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumuxd.programs.segmenter import cut_by_time
+from gpumuxd.programs.segmenter import cut_by_time, layers_in_groups, operator_counts
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,27 @@ def test_the_rule(node_ns: list[int], target_ns: int) -> None:
 def test_what_callers_must_not_ask(node_ns: list[int], target_ns: int) -> None:
     with pytest.raises(AssertionError):
         cut_by_time(node_ns, target_ns)
+
+
+@pytest.mark.parametrize(
+    ("ends", "layer_ends", "groups"),
+    [
+        # group ends   layer ends     ends of groups in which one ends
+        ([5],          [],            ()),
+        ([5],          [5],           (1,)),
+        ([5],          [1, 2, 5],     (1,)),
+        ([2, 4, 6],    [2, 4, 6],     (1, 2, 3)),
+        ([2, 4, 6],    [1, 3, 5],     (1, 2, 3)),
+        ([2, 4, 6],    [3, 6],        (2, 3)),
+        ([1, 2, 3],    [3],           (3,)),
+        ([3, 9],       [1, 2, 4, 9],  (1, 2)),
+    ],
+)  # fmt: skip
+def test_a_layer_ends_with_the_group_it_ends_in(
+    ends: list[int], layer_ends: list[int], groups: tuple[int, ...]
+) -> None:
+    assert layers_in_groups(ends, layer_ends) == groups
+
+
+def test_operators_are_counted_between_ends() -> None:
+    assert operator_counts([1, 4, 9]) == (1, 3, 5)

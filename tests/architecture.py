@@ -24,18 +24,22 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "programs": frozenset({"vocabulary", "messages", "models"}),
     "executors": frozenset({"vocabulary", "messages", "models", "programs"}),
     "loader": frozenset({"vocabulary", "messages", "models", "wire"}),
+    # The format of recordings, which a child writes and a command reads, and what is done with one:
+    # the scheduler alone, on a virtual device. No process, no channel, no tensor.
+    "replay": frozenset({"vocabulary", "messages", "core", "executors"}),
     "device": frozenset(
-        {"vocabulary", "messages", "core", "models", "programs", "executors", "wire"}
+        {"vocabulary", "messages", "core", "models", "programs", "executors", "wire", "replay"}
     ),
     "node": frozenset({"vocabulary", "messages", "core", "models", "wire"}),
     "rpc": frozenset({"vocabulary", "messages", "models", "node"}),
     "testing": frozenset(
         {"vocabulary", "messages", "core", "models", "programs", "executors", "wire", "device"}
+        | {"replay"}
     ),
     "zoo": frozenset({"vocabulary", "models", "programs", "demo"}),
     "daemon": frozenset(
         {"vocabulary", "messages", "core", "models", "wire", "node", "rpc"}
-        | {"programs", "demo"}  # `gpumuxd export` and `gpumuxd demo`, imported when asked for
+        | {"programs", "demo", "replay"}  # `gpumuxd export`, `demo`, `replay`: when asked for
     ),
     "ctl": frozenset({"vocabulary"}),
     "demo": frozenset({"vocabulary", "models", "programs"}),

@@ -19,6 +19,7 @@ from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
 from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.device.loading import Loading
 from gpumuxd.device.mailbox import Mailbox, close_all
+from gpumuxd.device.recorder import Recordings
 from gpumuxd.device.tensors import ArenaTensors, blocks_of
 from gpumuxd.device.translate import request_arrived, statistics_frame, tenant_changed
 from gpumuxd.domain import Lane, Outcome, OutcomeKind, RunReport, Slice
@@ -37,7 +38,9 @@ from gpumuxd.wire.frames import (
     Ping,
     Pong,
     SetTenant,
+    StartRecording,
     Stop,
+    StopRecording,
     Submit,
     UnloadModel,
 )
@@ -67,6 +70,7 @@ class DeviceLoop:
         self._arena = arena
         self._clock = clock
         self._loading = Loading(scheduler, executor, mailbox.post, settings, clock)
+        self._recordings = Recordings(scheduler, settings, mailbox.post)
         self._requests: dict[int, Submit] = {}
         self._finished: list[Finished] = []  # of this turn, not yet told
         self._turns = 0
@@ -80,6 +84,7 @@ class DeviceLoop:
         """Turn until everything has ended after Stop. Raises ChannelClosed when the parent goes."""
         while not self._is_done:
             self._turn()
+        self._recordings.stop("the device was stopped", self._clock())
 
     def stop(self) -> None:
         """Do as if Stop had come: finish what was admitted, then end. Signal handlers may call."""
@@ -144,6 +149,12 @@ class DeviceLoop:
                 return
             case UnloadModel():
                 self._loading.handle_unload(frame)
+            case StartRecording(bytes_max=bytes_max):
+                (fd,) = fds
+                self._recordings.start(fd, bytes_max, now_ns)
+                return
+            case StopRecording():
+                self._recordings.stop("its time was over", now_ns)
             case Stop():
                 self._is_stop_asked = True
             case _:

@@ -13,6 +13,8 @@ travel in the arena and a frame only says where. Times are integer nanoseconds o
     UnloadModel                                ModelReleased
     Ping       with the parent's count         Pong       with the loop's count of turns
     AskStatistics                              Statistics
+    StartRecording  carries a memory file      RecordingEnded
+    StopRecording
     Stop       end after what is in flight     (end of file)
 
     parent -> loader   Read                    loader -> parent   ReadDone (carries plan and
@@ -111,6 +113,16 @@ class Ping(Frame, frozen=True):
 
 class AskStatistics(Frame, frozen=True):
     """Asks for one Statistics frame."""
+
+
+class StartRecording(Frame, frozen=True):
+    """Record the scheduler into the memory file beside it, up to `bytes_max`. One at a time."""
+
+    bytes_max: int
+
+
+class StopRecording(Frame, frozen=True):
+    """End the recording, if one goes on."""
 
 
 class Stop(Frame, frozen=True):
@@ -230,6 +242,15 @@ class Statistics(Frame, frozen=True):
     bound_model: str = ""
 
 
+class RecordingEnded(Frame, frozen=True):
+    """All that will be in the memory file is there. Answers each StartRecording once."""
+
+    reason: str
+    records: int
+    commands: int
+    has_begun: bool = True
+
+
 # Parent and loader
 
 
@@ -273,6 +294,8 @@ AnyFrame = (
     | UnloadModel
     | Ping
     | AskStatistics
+    | StartRecording
+    | StopRecording
     | Stop
     | Started
     | Accepted
@@ -282,6 +305,7 @@ AnyFrame = (
     | ModelReleased
     | Pong
     | Statistics
+    | RecordingEnded
     | Read
     | ReadDone
     | ReadFailed

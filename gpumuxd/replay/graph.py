@@ -1,0 +1,271 @@
+"""The scheduler at one moment as plain data, and back: how a recording can begin while all goes on.
+
+The object graph is written as a list of nodes with numbers for references, in msgpack. Pickle
+would be shorter, but a pickle is a program, and a recording is a file that strangers send. Here a
+file can name classes of the scheduler's own modules and their fields, and nothing is called:
+objects are made without their constructors and their fields are set. What is restored may still be
+nonsense, which its user has to expect. It must not know what any class means.
+
+Every value is a scalar, or `[n]`: the node of that number. `[]` is a field that was never set.
+
+    ["l", ...]  list          ["t", ...]  tuple            ["d", key, value, ...]  dictionary
+    ["s", ...]  set           ["q", maxlen, ...]  deque    ["i", "123"]  integer over 64 bits
+    ["I", [..]] list of integers alone, which most of the bytes are
+    ["e", class, value]  member of an enumeration          ["n", class, ...]  named tuple
+    ["o", class, ...]    object; its fields in the order of the class's table
+
+Invariant: what is read has the identities of what was written: two references to one object stay
+two references to one object. What can't be filled later, a tuple, refers to nodes before it.
+"""
+
+import enum
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+OWN_MODULES = frozenset(
+    {"gpumuxd.domain", "gpumuxd.settings", "gpumuxd.events", "gpumuxd.commands"}
+)
+OWN_PACKAGE = "gpumuxd.core."
+
+_SCALARS = frozenset({int, str, bool, float, type(None)})
+_INT = frozenset({int})
+_INT_MAX = (1 << 63) - 1
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class NotPlain(Exception):
+    """Something in the graph can't be written: it names what and where."""
+
+
+class Graph(msgspec.Struct, array_like=True):
+    """What is written: `classes` are names with their fields, node 0 is the root."""
+
+    classes: list[tuple[str, list[str]]]
+    nodes: list[list[Any]]
+
+
+_decoder = msgspec.msgpack.Decoder(Graph)
+
+
+def freeze(root: object) -> bytes:
+    """The object and all that it refers to. Raises NotPlain. Changes nothing."""
+    return _Freezer().freeze(root)
+
+
+def is_own(module: str) -> bool:
+    """May a class of this module be in a graph?"""
+    return module in OWN_MODULES or module.startswith(OWN_PACKAGE)
+
+
+def fields_of(cls: type) -> tuple[str, ...]:
+    """The slots of a class and its bases; empty for one that keeps a dictionary."""
+    if cls.__dictoffset__:
+        return ()
+    slots: list[str] = []
+    for base in reversed(cls.__mro__):
+        own = base.__dict__.get("__slots__", ())
+        slots += [own] if isinstance(own, str) else own
+    return tuple(slots)
+
+
+class _Freezer:
+    def __init__(self) -> None:
+        self._nodes: list[list[Any]] = []
+        self._numbers: dict[int, int] = {}  # of objects, by their `id`: all stay alive meanwhile
+        self._pending: list[tuple[list[Any], Any]] = []
+        self._classes: dict[tuple[type, tuple[str, ...]], int] = {}
+
+    def freeze(self, root: object) -> bytes:
+        assert self._value(root) == [0], "the root is an object of its own"
+        while self._pending:
+            node, value = self._pending.pop()
+            self._fill(node, value)
+        classes = [
+            (f"{cls.__module__}:{cls.__qualname__}", list(fields)) for cls, fields in self._classes
+        ]
+        return _encode(Graph(classes, self._nodes))
+
+    def _value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _SCALARS:
+            if kind is int and not -_INT_MAX <= value <= _INT_MAX:
+                return [self._append(["i", str(value)])]
+            return value
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = self._add(value, kind)
+        return [number]
+
+    def _append(self, node: list[Any]) -> int:
+        self._nodes.append(node)
+        return len(self._nodes) - 1
+
+    def _add(self, value: Any, kind: type) -> int:
+        if kind is tuple:
+            return self._append(["t", *[self._value(item) for item in value]])
+        if issubclass(kind, tuple):
+            content = [self._value(item) for item in value]
+            return self._append(["n", self._class_no(kind, ()), *content])
+        if issubclass(kind, enum.Enum):
+            return self._append(["e", self._class_no(kind, ()), value.value])
+        node: list[Any] = []
+        self._pending.append((node, value))
+        return self._append(node)
+
+    def _fill(self, node: list[Any], value: Any) -> None:
+        kind, of = type(value), self._value
+        if kind is list:
+            if set(map(type, value)) == _INT and max(map(abs, value)) <= _INT_MAX:
+                node += ["I", value]
+            else:
+                node += ["l", *map(of, value)]
+        elif kind is dict:
+            node.append("d")
+            for key, item in value.items():
+                node += (of(key), of(item))
+        elif kind is deque:
+            node += ["q", value.maxlen, *map(of, value)]
+        elif kind is set:
+            node += ["s", *map(of, value)]
+        else:
+            self._fill_object(node, value, kind)
+
+    def _fill_object(self, node: list[Any], value: Any, kind: type) -> None:
+        fields = fields_of(kind) or tuple(getattr(value, "__dict__", ()))
+        node += ["o", self._class_no(kind, fields)]
+        for field in fields:
+            try:
+                item = getattr(value, field)
+            except AttributeError:
+                node.append([])
+                continue
+            try:
+                node.append(self._value(item))
+            except NotPlain as error:
+                raise NotPlain(f"{kind.__qualname__}.{field}: {error}") from None
+
+    def _class_no(self, cls: type, fields: tuple[str, ...]) -> int:
+        number = self._classes.get((cls, fields))
+        if number is None:
+            if not is_own(cls.__module__):
+                raise NotPlain(f"a {cls.__module__}.{cls.__qualname__} is none of the scheduler's")
+            number = self._classes[cls, fields] = len(self._classes)
+        return number
+
+
+class Unreadable(Exception):
+    """Not a graph, or one of another version: the message says which."""
+
+
+def thaw(data: bytes) -> object:
+    """The object that was frozen. The modules of its classes are imported. Raises Unreadable."""
+    try:
+        graph = _decoder.decode(data)
+        return _Thawer(graph).thaw()
+    except Unreadable:
+        raise
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Unreadable(f"not the state of a scheduler: {error}") from error
+
+
+class _Thawer:
+    def __init__(self, graph: Graph) -> None:
+        self._nodes = graph.nodes
+        self._classes = [(_class_named(name, fields), fields) for name, fields in graph.classes]
+        self._made: list[Any] = [None] * len(graph.nodes)
+
+    def thaw(self) -> object:
+        for number, node in enumerate(self._nodes):
+            self._made[number] = self._make(number, node)
+        # Fields before containers: what is a key has to be whole before it is hashed.
+        for fill in (self._fill_object, self._fill_container):
+            for made, node in zip(self._made, self._nodes, strict=True):
+                fill(made, node)
+        return self._made[0]
+
+    def _make(self, number: int, node: list[Any]) -> Any:
+        match node:
+            case ["l", *_] | ["I", _]:
+                return []
+            case ["d", *_]:
+                return {}
+            case ["s", *_]:
+                return set()
+            case ["q", int() | None as maxlen, *_]:
+                return deque(maxlen=maxlen)
+            case ["o", int(index), *_]:
+                return object.__new__(self._classes[index][0])
+            case ["i", str(text)]:
+                return int(text)
+            case ["t", *items]:
+                return tuple([self._earlier(item, number) for item in items])
+            case ["n", int(index), *items]:
+                cls = self._classes[index][0]
+                if len(items) != len(getattr(cls, "_fields", ())):
+                    raise Unreadable(f"{cls.__qualname__} has another number of fields here")
+                return tuple.__new__(cls, [self._earlier(item, number) for item in items])
+            case ["e", int(index), int() | str() as value]:
+                return _member(self._classes[index][0], value)
+        raise Unreadable(f"node {number} is of no known kind")
+
+    def _earlier(self, value: Any, number: int) -> Any:
+        if isinstance(value, list) and value[0] >= number:
+            raise Unreadable(f"node {number} refers to one after it")
+        return self._value(value)
+
+    def _value(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        (number,) = value
+        if number < 0:
+            raise Unreadable(f"there is no node {number}")
+        return self._made[number]
+
+    def _fill_object(self, made: Any, node: list[Any]) -> None:
+        if node[0] != "o":
+            return
+        _, fields = self._classes[node[1]]
+        for field, value in zip(fields, node[2:], strict=True):
+            if value != []:
+                object.__setattr__(made, field, self._value(value))
+
+    def _fill_container(self, made: Any, node: list[Any]) -> None:
+        of: Callable[[Any], Any] = self._value
+        match node:
+            case ["I", list(numbers)]:
+                if set(map(type, numbers)) != _INT:
+                    raise Unreadable("a list of integers holds something else")
+                made += numbers
+            case ["l", *items]:
+                made += map(of, items)
+            case ["d", *items]:
+                keys, values = items[::2], items[1::2]
+                made.update(zip(map(of, keys), map(of, values), strict=True))
+            case ["s", *items]:
+                made.update(map(of, items))
+            case ["q", _, *items]:
+                made.extend(map(of, items))
+
+
+def _class_named(name: str, fields: list[str]) -> type:
+    module, _, qualname = name.partition(":")
+    cls = getattr(sys.modules.get(module), qualname, None) if is_own(module) else None
+    if not isinstance(cls, type) or cls.__module__ != module:
+        raise Unreadable(f"the scheduler of this version has no {name!r}")
+    if cls.__dictoffset__:
+        if any(callable(getattr(cls, field, None)) for field in fields):  # it would hide a method
+            raise Unreadable(f"{name} has other fields in this version")
+    elif fields and tuple(fields) != fields_of(cls):
+        raise Unreadable(f"{name} has other fields in this version")
+    return cls
+
+
+def _member(cls: type, value: int | str) -> enum.Enum:
+    if not issubclass(cls, enum.Enum):
+        raise Unreadable(f"{cls.__qualname__} is no enumeration")
+    return cls(value)

@@ -23,23 +23,38 @@
     +-- ConfigError             exit code 78, no status
 
 A message is written for the one who sent the request: it names what was expected and what came,
-and holds no path of the node. A bug is an `assert`, never one of these.
+and holds no path of the node. Its numbers travel beside it, as `facts`, for programs. A bug is an
+`assert`, never one of these.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from gpumuxd.domain import Outcome, OutcomeKind
+from gpumuxd.units import ms_from_ns
 
 
 class GpumuxdError(Exception):
-    """Base of all; `status` is the name of a gRPC status code, `retryable` what clients may do."""
+    """Base of all; `status` is the name of a gRPC status code, `retryable` what clients may do.
+
+    `facts` are for programs: names and texts, with the unit last in the name, times from the
+    arrival of the request (the node's clock means nothing to a client). `retry_delay_ns` is there
+    where sending it again sooner can't help.
+    """
 
     status: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str) -> None:
+    def __init__(
+        self,
+        message: str,
+        facts: Mapping[str, str] | None = None,
+        retry_delay_ns: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
+        self.facts = dict(facts or {})
+        self.retry_delay_ns = retry_delay_ns
 
 
 class InvalidRequest(GpumuxdError):
@@ -180,7 +195,23 @@ _ERROR_OF_OUTCOME: dict[OutcomeKind, type[GpumuxdError]] = {
 }
 
 
-def error_of(outcome: Outcome) -> GpumuxdError:
+def error_of(outcome: Outcome, arrived_ns: int) -> GpumuxdError:
     """The exception that tells a client of a fate other than COMPLETED."""
     assert outcome.kind is not OutcomeKind.COMPLETED, "a completed request is not an error"
-    return _ERROR_OF_OUTCOME[outcome.kind](outcome.reason or outcome.kind.value)
+    facts = deadline_facts(arrived_ns, outcome.deadline_ns, outcome.predicted_finish_ns)
+    return _ERROR_OF_OUTCOME[outcome.kind](outcome.reason or outcome.kind.value, facts)
+
+
+def deadline_facts(arrived_ns: int, deadline_ns: int, finish_ns: int) -> dict[str, str]:
+    """What is known of a deadline that decided, and of the finish beside it; 0 is unknown.
+
+    A request may be refused that would itself be in time, for what it does to those before it.
+    """
+    known = {}
+    if deadline_ns:
+        known["deadline_ms"] = deadline_ns - arrived_ns
+    if finish_ns:
+        known["predicted_finish_ms"] = finish_ns - arrived_ns
+    if 0 < deadline_ns < finish_ns:
+        known["late_by_ms"] = finish_ns - deadline_ns
+    return {name: f"{ms_from_ns(time_ns):.3f}" for name, time_ns in known.items()}

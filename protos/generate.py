@@ -20,7 +20,11 @@ from grpc_tools import protoc
 PROTOS = Path(__file__).resolve().parent
 ROOT = PROTOS.parent
 TARGETS = (ROOT / "gpumuxd/rpc/generated", ROOT / "clients/python/gpumuxd_client/generated")
-SOURCES = ("gpumuxd/inference/v2/inference.proto", "gpumuxd/v1/control.proto")
+SOURCES = (
+    "gpumuxd/inference/v2/inference.proto",
+    "gpumuxd/rpc/v1/status.proto",
+    "gpumuxd/v1/control.proto",
+)
 GENERATOR_VERSION = "1.81.1"
 PACKAGE_INIT = '"""Made by protos/generate.py from protos/: change those, not these."""\n'
 
@@ -39,7 +43,7 @@ def generate() -> dict[str, bytes]:
         ]
         if protoc.main(arguments) != 0:
             raise SystemExit("protoc failed")
-        # Flat: the sources import nothing, so a module works wherever it lies.
+        # Flat: the sources import nothing of each other, so a module works wherever it lies.
         files = {
             path.name: path.read_bytes() for path in Path(scratch).rglob("*") if path.is_file()
         }

@@ -13,7 +13,7 @@ a list that is sent as soon as there is room.
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpumuxd.clock import Clock
@@ -59,6 +59,7 @@ class DeviceLink:
         self.statistics: frames.Statistics | None = None
         self.began_ns = clock()
         self.requests_lost = 0
+        self.recovery_ns: Callable[[], int | None] = lambda: None  # its supervisor knows
         self._limits = limits
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -272,8 +273,9 @@ class DeviceLink:
         """Fail all that the child owed. It was reaped, so nothing can touch its memory."""
         self._statistics_told()
         self.requests_lost = len(self._requests)
+        recovery_ns = self.recovery_ns()
         for request in self._requests.values():
-            _fail(request, DeviceLost(message))
+            _fail(request, DeviceLost(message, retry_delay_ns=recovery_ns))
         for load in self._loads.values():
             _fail(load, DeviceLost(message))
         _fail(self._started, DeviceLost(message))

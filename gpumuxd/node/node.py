@@ -23,6 +23,7 @@ from gpumuxd.errors import (
     DeadlineInfeasible,
     Draining,
     WrongMode,
+    deadline_facts,
 )
 from gpumuxd.models.repository import Repository
 from gpumuxd.node.api import (
@@ -237,7 +238,10 @@ class Node:
         priority_class = check_priority(call.tenant, call.priority, replica.class_max)
         if call.deadline_ns is not None and call.deadline_ns <= (now_ns := self._clock()):
             late_ms = ms_from_ns(now_ns - call.deadline_ns)
-            raise DeadlineInfeasible(f"the deadline had passed {late_ms:.3f} ms before it was read")
+            raise DeadlineInfeasible(
+                f"the deadline had passed {late_ms:.3f} ms before it was read",
+                deadline_facts(call.arrived_ns, call.deadline_ns, 0),
+            )
         ticket.add_bytes(fit.output_bytes)
         memory = replica.link.reserve(checked, ticket)
         frame = frames.Submit(

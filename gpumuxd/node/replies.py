@@ -27,7 +27,7 @@ async def wait_reply(
     finished = await _finished(replica.link, frame, memory)
     try:
         if finished.outcome.kind is not OutcomeKind.COMPLETED:
-            raise error_of(finished.outcome)
+            raise error_of(finished.outcome, call.arrived_ns)
         outputs = _copy_outputs(fit, finished, memory)
     except GpumuxdError as error:
         if isinstance(error, ModelFaulted):
@@ -58,7 +58,8 @@ def _told(error: GpumuxdError, call: InferCall, replica: Replica) -> GpumuxdErro
     message = error.message.replace(repr(replica.key), label)
     if isinstance(error, ModelFaulted):
         message = f"model {label}: {message}"
-    return type(error)(message)
+    facts = {**error.facts, "model": call.model, "version": replica.version}
+    return type(error)(message, facts, error.retry_delay_ns)
 
 
 def _log_fault(call: InferCall, replica: Replica, request_id: int, error: ModelFaulted) -> None:

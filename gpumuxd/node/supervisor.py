@@ -48,6 +48,9 @@ class DeviceSupervisor:
         self._link: DeviceLink | None = None
         self._started: Started | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_ending = False
+        self._began_ns = 0
+        self._start_ns = 0  # what the last start took, until everything was loaded again
         self._first_start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -73,6 +76,7 @@ class DeviceSupervisor:
 
     async def stop(self) -> None:
         """Let the child finish and end. Nothing is started again."""
+        self._is_ending = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -81,7 +85,8 @@ class DeviceSupervisor:
         self._change("stopped")
 
     def kill(self) -> None:
-        """End the child now; it is not started again when `stop` was called."""
+        """End the child now, before `stop` is called and keeps it from being started again."""
+        self._is_ending = True
         if self._link is not None:
             self._link.kill("the daemon stops now")
 
@@ -130,6 +135,7 @@ class DeviceSupervisor:
         self._started = None
         try:
             link = self._link = self._make_link(self.settings)
+            link.recovery_ns = self._recovery_ns
         except OSError as error:
             self.lost_reason = f"no process for it: {error.strerror}"
             self._fail_first_start(self.lost_reason)
@@ -149,11 +155,19 @@ class DeviceSupervisor:
             )
             await self._on_started(link)
             if link.is_alive:
+                self._start_ns = self._clock() - self._began_ns
                 self._change("ready")
             if not self._first_start.done():
                 self._first_start.set_result(None)
         self.lost_reason = await link.wait_ended()
         self._change("lost")
+
+    def _recovery_ns(self) -> int | None:
+        """How long a device that is lost now will be away, if its next start takes as long as the
+        last. None when nothing is started again."""
+        if self._is_ending:
+            return None
+        return self._backoff.next_ns(self._clock() - self._began_ns) + self._start_ns
 
     def _fail_first_start(self, reason: str) -> None:
         if not self._first_start.done():

@@ -55,10 +55,13 @@ class Backoff:
         self._settings = settings
         self._next_ns = settings.delay_ns_first
 
+    def next_ns(self, lived_ns: int) -> int:
+        """How long `delay_ns` would say to wait."""
+        is_healthy = lived_ns >= self._settings.healthy_ns
+        return self._settings.delay_ns_first if is_healthy else self._next_ns
+
     def delay_ns(self, lived_ns: int) -> int:
         """How long to wait now, after a child that lived this long."""
-        if lived_ns >= self._settings.healthy_ns:
-            self._next_ns = self._settings.delay_ns_first
-        delay = self._next_ns
+        delay = self.next_ns(lived_ns)
         self._next_ns = min(delay * self._settings.factor, self._settings.delay_ns_max)
         return delay

@@ -116,6 +116,18 @@ class CallsInProgress:
         return not self._tasks
 
 
+def remaining_s(time_remaining: Callable[[], float | None]) -> float | None:
+    """What is left of a call's deadline, None without one.
+
+    gRPC keeps deadlines on the monotonic clock, but says what is left by way of the wall clock,
+    which it reads twice. Set in between, by hand or by NTP, it gives anything: a deadline hours
+    away, or passed. Of three readings that spoils one at most.
+    """
+    readings = [time_remaining() for _ in range(3)]
+    known = [reading for reading in readings if reading is not None]
+    return sorted(known)[1] if len(known) == 3 else None
+
+
 def bind(
     path: str, answer: Answer, identify: Identify, calls: CallsInProgress
 ) -> "grpc.RpcMethodHandler[bytes, bytes]":
@@ -126,8 +138,8 @@ def bind(
         task = calls.begin()
         try:
             metadata = tuple(context.invocation_metadata() or ())
-            remaining_s: float | None = context.time_remaining()
-            return await answer(data, Arrival(identify, metadata, arrived_ns, remaining_s))
+            arrival = Arrival(identify, metadata, arrived_ns, remaining_s(context.time_remaining))
+            return await answer(data, arrival)
         except asyncio.CancelledError as error:
             if task.cancelling():
                 raise  # gRPC cancels the task when the client went or its deadline passed
@@ -137,7 +149,7 @@ def bind(
         finally:
             calls.end(task)
         # Outside the `try`: abort raises, and gRPC has to see that.
-        await context.abort(failure.code, failure.details, failure.trailing_metadata)
+        await context.abort(failure.code, failure.text, failure.trailing_metadata)
 
     return grpc.unary_unary_rpc_method_handler(behaviour)
 
@@ -148,6 +160,6 @@ def refusing(error: GpumuxdError, path: str) -> "grpc.RpcMethodHandler[bytes, by
     failure = failure_of(error, path)
 
     async def behaviour(messages: object, context: Context) -> None:
-        await context.abort(failure.code, failure.details, failure.trailing_metadata)
+        await context.abort(failure.code, failure.text, failure.trailing_metadata)
 
     return grpc.stream_unary_rpc_method_handler(behaviour)

@@ -5,7 +5,7 @@ refusals are the classes of `errors.py`.
 """
 
 from gpumuxd import __version__
-from gpumuxd.errors import InvalidRequest, Unsupported
+from gpumuxd.errors import GpumuxdError, InvalidRequest, Unsupported
 from gpumuxd.models.spec import Size, TensorSpec, wire_shape
 from gpumuxd.node.api import ModelState, ModelView, NodeApi
 from gpumuxd.rpc.call import Caller, Method, for_anyone, for_tenants
@@ -80,10 +80,14 @@ class InferenceService:
     async def _model_infer(
         self, request: pb.ModelInferRequest, caller: Caller
     ) -> pb.ModelInferResponse:
-        call = decode_infer(request, caller.tenant, caller.arrived_ns, caller.remaining_s)
-        request_id = request.id
-        del request  # its tensors are copied; a queued request should hold them once
-        return encode_infer(await self._node.infer(call), request_id)
+        model, request_id = request.model_name, request.id
+        try:
+            call = decode_infer(request, caller.tenant, caller.arrived_ns, caller.remaining_s)
+            del request  # its tensors are copied; a queued request should hold them once
+            return encode_infer(await self._node.infer(call), request_id)
+        except GpumuxdError as error:
+            error.facts.setdefault("model", model)
+            raise
 
     async def _model_config(
         self, request: pb.ModelConfigRequest, caller: Caller

@@ -168,6 +168,39 @@ async def test_an_error_names_the_model_as_its_client_knows_it(
             await task
 
 
+async def test_a_missed_deadline_comes_with_its_times_from_the_arrival(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        asked = call(deadline_ns=monotonic_ns() + 10**12)
+        arrived_ns = asked.arrived_ns
+        task = asyncio.ensure_future(node.infer(replace(asked, deadline_ns=arrived_ns + 10**12)))
+        (submit,) = await world.life.wait_for(frames.Submit)
+        late = Outcome(
+            OutcomeKind.DEADLINE_MISSED,
+            "it would be late",
+            predicted_finish_ns=arrived_ns + 10**12 + 2_500_000,
+            deadline_ns=submit.deadline_ns or 0,
+        )
+        world.life.finish(submit.request_id, outcome=late)
+        with pytest.raises(DeadlineMissed) as missed:
+            await task
+        assert missed.value.facts == {
+            "deadline_ms": "1000000.000",
+            "predicted_finish_ms": "1000002.500",
+            "late_by_ms": "2.500",
+            "model": "m",
+            "version": "1",
+        }
+
+
+async def test_a_deadline_that_passed_on_the_way_is_told(world: World) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        asked = call()
+        with pytest.raises(DeadlineInfeasible) as refused:
+            await node.infer(replace(asked, deadline_ns=asked.arrived_ns))
+        assert refused.value.facts == {"deadline_ms": "0.000"}
+        assert world.life.of(frames.Submit) == []
+
+
 async def test_what_never_fits_the_arena_is_no_matter_of_time(world: World) -> None:
     small = replace(CPU_0, arena_bytes=4 * 64)
     async with world.started(devices=(small,), startup_models=("m",)) as node:
@@ -310,8 +343,10 @@ async def test_a_dead_child_fails_what_is_in_flight_and_comes_back_with_its_mode
         world.device.on_load = load_never
         world.life.end("signal SIGSEGV")
         for task in waiting:
-            with pytest.raises(DeviceLost, match="cpu:0 was lost: signal SIGSEGV; retry"):
+            with pytest.raises(DeviceLost, match="cpu:0 was lost: signal SIGSEGV; retry") as lost:
                 await task
+            # The delay of 1 ns, and what the first start took.
+            assert 1 < (lost.value.retry_delay_ns or 0) < WAIT_S * 10**9
         assert node.requests_in_flight == 0
         life = await world.device.wait_lives(2)
         (load,) = await life.wait_for(frames.LoadModel)
@@ -970,6 +1005,7 @@ async def test_an_urgent_stop_fails_what_is_in_flight(world: World) -> None:
         task = start(node)
         await world.life.wait_for(frames.Submit)
         await node.stop(is_urgent=True)
-        with pytest.raises(DeviceLost, match="the daemon stops now"):
+        with pytest.raises(DeviceLost, match="the daemon stops now") as lost:
             await task
+        assert lost.value.retry_delay_ns is None  # nothing is started again
         assert len(world.device.lives) == 1

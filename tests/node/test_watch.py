@@ -54,3 +54,11 @@ def test_delays_grow_to_a_limit_and_start_anew_after_a_good_life() -> None:
         10,
         20,
     ]
+
+
+def test_the_next_delay_can_be_asked_for_and_stays_the_next() -> None:
+    settings = RestartSettings(delay_ns_first=10, delay_ns_max=50, factor=2, healthy_ns=1000)
+    backoff = Backoff(settings)
+    backoff.delay_ns(0)
+    assert [backoff.next_ns(lived) for lived in (0, 999, 1000, 0)] == [20, 20, 10, 20]
+    assert backoff.delay_ns(0) == 20

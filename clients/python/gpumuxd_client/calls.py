@@ -63,8 +63,9 @@ class Attempts:
 
     def delay_s(self, call: Call[Any], error: GpumuxdError, now_s: float) -> float | None:
         """None: don't send it again. Each delay is twice the one before, with jitter, so that
-        many clients of a daemon that restarts do not come back in step."""
-        delay_s = self._delay_s * random.uniform(0.75, 1.25)
+        many clients of a daemon that restarts do not come back in step; and never shorter than the
+        daemon says is of use."""
+        delay_s = self._delay_s * random.uniform(0.75, 1.25) + (error.retry_delay_s or 0.0)
         remaining_s = self.remaining_s(now_s)
         is_too_late = remaining_s is not None and delay_s >= remaining_s
         if not (call.is_idempotent and error.is_transient) or self._left <= 0 or is_too_late:

@@ -30,14 +30,20 @@ The daemon names the class in its trailing metadata; without that (another serve
 status decides. Wrong arguments to a method are ordinary ValueErrors and TypeErrors.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
+
+from gpumuxd_client.error_details import read_details
 
 REASON_KEY = "gpumuxd-reason"
 
 
 class GpumuxdError(Exception):
-    """Base of all. `status` is the name of the gRPC status that came."""
+    """Base of all. `status` is the name of the gRPC status that came.
+
+    `facts` is what the daemon says beside the message, for programs: `model`, `deadline_ms` and so
+    on. `retry_delay_s` is how long to wait at least before trying again, where that is known.
+    """
 
     is_retryable: ClassVar[bool] = False
     """Sending the same request again may help. The clients do so by themselves for idempotent
@@ -45,10 +51,18 @@ class GpumuxdError(Exception):
 
     is_transient: ClassVar[bool] = False
 
-    def __init__(self, message: str, status: str) -> None:
+    def __init__(
+        self,
+        message: str,
+        status: str,
+        facts: Mapping[str, str] | None = None,
+        retry_delay_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
+        self.facts = dict(facts or {})
+        self.retry_delay_s = retry_delay_s
 
 
 class InvalidRequest(GpumuxdError):
@@ -99,7 +113,32 @@ class OutOfDeviceMemory(ResourceExhausted):
 
 class DeadlineExceeded(GpumuxdError):
     """Not done in time: catch this one. Itself, and neither of its subclasses, where the client's
-    own clock ended the call before the node's answer came: the node may have said either."""
+    own clock ended the call before the node's answer came: the node may have said either.
+
+    The times count from the arrival of the request at the node, None where they are not known.
+    """
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The deadline that could not be met."""
+        return self._seconds("deadline_ms")
+
+    @property
+    def predicted_finish_s(self) -> float | None:
+        """When the node expected to be done."""
+        return self._seconds("predicted_finish_ms")
+
+    @property
+    def late_by_s(self) -> float | None:
+        """By how much that is after the deadline. None too for a request that would be in time
+        itself and make one late that was admitted before."""
+        return self._seconds("late_by_ms")
+
+    def _seconds(self, fact: str) -> float | None:
+        try:
+            return float(self.facts[fact]) / 1000
+        except (KeyError, ValueError):
+            return None
 
 
 class DeadlineInfeasible(DeadlineExceeded):
@@ -189,7 +228,9 @@ def error_of(
     status: str, message: str | None, trailing_metadata: Iterable[tuple[str, str | bytes]]
 ) -> GpumuxdError:
     """The exception for a status that came."""
+    trailing_metadata = tuple(trailing_metadata)
     reason = next((value for key, value in trailing_metadata if key == REASON_KEY), None)
     by_status = _CLASS_OF_STATUS.get(status, InternalError)
     found = _CLASS_OF_REASON.get(reason, by_status) if isinstance(reason, str) else by_status
-    return found(message or status, status)
+    details = read_details(trailing_metadata)
+    return found(message or status, status, details.facts, details.retry_delay_s)

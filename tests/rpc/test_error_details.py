@@ -1,0 +1,138 @@
+"""The standard details of an error: what a client finds in them, and that they fit the trailers."""
+
+import base64
+from urllib.parse import quote
+
+import grpc
+import pytest
+
+from gpumuxd import errors
+from gpumuxd.domain import Outcome, OutcomeKind
+from gpumuxd.rpc.error_details import DETAILS_KEY, FACTS_MAX, encode_details, reason_of
+from gpumuxd.rpc.generated import status_pb2 as pb
+from gpumuxd.rpc.status import failure_of
+from tests.rpc.fake_node import FakeNode
+from tests.rpc.front import INFER, good_request, refusal
+
+# Made with googleapis-common-protos 1.76.0: google.rpc.Status(code=14, ...) with Any.Pack of
+# ErrorInfo(reason, domain, metadata={"model": "silero"}) and RetryInfo(1.25 s).
+GOLDEN = bytes.fromhex(
+    "080e1215646576696365206370753a3020776173206c6f73741a530a28747970652e676f6f676c6561706973"
+    "2e636f6d2f676f6f676c652e7270632e4572726f72496e666f12270a0b4445564943455f4c4f535412076770"
+    "756d7578641a0f0a056d6f64656c120673696c65726f1a350a28747970652e676f6f676c65617069732e636f"
+    "6d2f676f6f676c652e7270632e5265747279496e666f12090a0708011080e59a77"
+)
+TRAILER_BYTES_MAX = 8192
+"""What gRPC's clients accept by default."""
+
+
+def info_of(details: bytes) -> pb.ErrorInfo:
+    return pb.ErrorInfo.FromString(pb.Status.FromString(details).details[0].value)
+
+
+def test_they_are_the_very_bytes_of_the_standard_messages() -> None:
+    error = errors.DeviceLost("not told", {"model": "silero"}, retry_delay_ns=1_250_000_000)
+    assert encode_details(14, "device cpu:0 was lost", error) == GOLDEN
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (errors.DeadlineInfeasible(""), "DEADLINE_INFEASIBLE"),
+        (errors.OutOfDeviceMemory(""), "OUT_OF_DEVICE_MEMORY"),
+        (errors.Cancelled(""), "CANCELLED"),
+    ],
+)
+def test_the_reason_is_the_class_as_a_constant(error: errors.GpumuxdError, reason: str) -> None:
+    assert reason_of(error) == reason
+
+
+def test_a_bug_has_a_reason_and_nothing_else() -> None:
+    details = pb.Status.FromString(failure_of(KeyError("/home/secret"), "/a/B").details)
+    assert (details.code, details.message) == (13, "internal error")
+    (info,) = details.details
+    assert pb.ErrorInfo.FromString(info.value) == pb.ErrorInfo(reason="INTERNAL", domain="gpumuxd")
+
+
+@pytest.mark.parametrize(
+    ("deadline_ns", "finish_ns", "facts"),
+    [
+        # deadline   predicted  told, from the arrival at 1 s
+        (1_030_000_000, 1_041_500_000, {"deadline_ms": "30.000", "predicted_finish_ms": "41.500",
+                                        "late_by_ms": "11.500"}),
+        (1_030_000_000, 0, {"deadline_ms": "30.000"}),
+        (0, 1_041_500_000, {"predicted_finish_ms": "41.500"}),
+        (0, 0, {}),
+        # In time itself, and refused for what it does to others.
+        (1_030_000_000, 1_020_000_000, {"deadline_ms": "30.000", "predicted_finish_ms": "20.000"}),
+        (999_999_000, 1_000_000_500, {"deadline_ms": "-0.001", "predicted_finish_ms": "0.001",
+                                      "late_by_ms": "0.002"}),
+    ],
+)  # fmt: skip
+def test_a_deadline_is_told_from_the_arrival(
+    deadline_ns: int, finish_ns: int, facts: dict[str, str]
+) -> None:
+    outcome = Outcome(OutcomeKind.DEADLINE_INFEASIBLE, "late", finish_ns, deadline_ns)
+    error = errors.error_of(outcome, arrived_ns=1_000_000_000)
+    assert dict(info_of(failure_of(error, "/a/B").details).metadata) == facts
+
+
+@pytest.mark.parametrize("text", ["x" * 5_000, "ü" * 5_000, "\U0001f600" * 5_000, "%" * 5_000])
+def test_all_of_it_fits_the_trailers(text: str) -> None:
+    facts = {f"quite_a_long_name_{n}_ms": text for n in range(FACTS_MAX)}
+    error = errors.OutOfDeviceMemory(text, facts, retry_delay_ns=10**18 - 1)
+    failure = failure_of(error, "/a/B")
+    values = {
+        "grpc-status": "8",
+        "grpc-message": quote(failure.text, safe=""),
+        "gpumuxd-reason": failure.reason,
+        DETAILS_KEY: base64.b64encode(failure.details).decode(),
+    }
+    size_bytes = sum(len(key) + len(value) + 32 for key, value in values.items())
+    assert size_bytes <= TRAILER_BYTES_MAX
+    assert len(failure.text) > 250, "far more was cut than had to be"
+
+
+@pytest.mark.parametrize("name", ["m" * 10_000, "\U0001f600" * 2_500, "a\0b\n"])
+async def test_a_client_gets_them_whatever_it_called_its_model(
+    channel: grpc.aio.Channel, name: str
+) -> None:
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(INFER)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(good_request(model_name=name).SerializeToString(), timeout=10)
+    trailing = dict(refused.value.trailing_metadata() or ())
+    details = trailing[DETAILS_KEY]
+    assert isinstance(details, bytes)
+    status = pb.Status.FromString(details)
+    # grpc_status.rpc_status.from_call refuses details that differ from the status itself.
+    assert (status.code, status.message) == (5, refused.value.details())
+    info = info_of(details)
+    assert (info.reason, info.domain) == ("UNKNOWN_MODEL", "gpumuxd")
+    assert name.startswith(info.metadata["model"].removesuffix("..."))
+
+
+async def test_the_nodes_numbers_arrive(channel: grpc.aio.Channel, node: FakeNode) -> None:
+    async def fail(call: object) -> None:
+        raise errors.DeadlineInfeasible("late", {"predicted_finish_ms": "41.500"})
+
+    node.before_reply = fail
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(INFER)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(good_request().SerializeToString(), timeout=10)
+    details = dict(refused.value.trailing_metadata() or ())[DETAILS_KEY]
+    assert isinstance(details, bytes)
+    assert dict(info_of(details).metadata) == {
+        "predicted_finish_ms": "41.500",
+        "model": "identity_fp32",
+    }
+
+
+async def test_what_can_not_be_decoded_names_its_model_too(channel: grpc.aio.Channel) -> None:
+    request = good_request(raw_input_contents=[])
+    assert (await refusal(channel, INFER, request))[0] == "INVALID_ARGUMENT"
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(INFER)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(request.SerializeToString(), timeout=10)
+    details = dict(refused.value.trailing_metadata() or ())[DETAILS_KEY]
+    assert isinstance(details, bytes)
+    assert info_of(details).metadata["model"] == "identity_fp32"

@@ -94,6 +94,26 @@ ONLY_IN: Mapping[str, tuple[frozenset[str], str]] = {
 }
 CUDA_DRIVER = "gpumuxd.executors.cuda.driver"
 
+WALL_CLOCK_OK: Mapping[str, str] = {
+    "gpumuxd/daemon/logging.py": "people read the time of a log line",
+    "gpumuxd/device/log.py": "people read the time of a log line",
+    "gpumuxd/device/recorder.py": "people read when a recording was made",
+    "gpumuxd/models/files.py": "times of a file, compared with each other and with no clock",
+    "gpumuxd/rpc/call.py": "gRPC's own, of three readings the one in the middle",
+}
+"""Who may look at the wall clock, and why a jump of it changes no decision there."""
+
+WALL_CLOCK = frozenset(
+    {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime", "CLOCK_REALTIME"}
+)
+"""What of the module `time` follows the wall clock."""
+
+WALL_CLOCK_ANYWHERE = frozenset(
+    {"utcnow", "today", "fromtimestamp", "TimeStamper", "time_remaining", "getmtime"}
+    | {f"st_{which}time{unit}" for which in "acm" for unit in ("", "_ns")}
+)
+"""Attributes that follow it, whatever they are of: datetime, os.stat_result, structlog, gRPC."""
+
 SYNONYMS = {
     "card": "device",
     "user": "tenant",
@@ -300,6 +320,34 @@ def find_type_checking(sources: Iterable[Source]) -> Iterator[str]:
                     f"{source.path}:{node.lineno}: TYPE_CHECKING hides an import that points up; "
                     "declare a Protocol below or move the type"
                 )
+
+
+def find_wall_clock(sources: Iterable[Source]) -> Iterator[str]:
+    """Looks at the wall clock, which people and NTP set."""
+    for source in checked(sources):
+        found = sorted(_wall_clock_lines(source))
+        if source.path in WALL_CLOCK_OK:
+            if not found:
+                yield f"{source.path}: looks at no wall clock; strike it from WALL_CLOCK_OK"
+            continue
+        for line, name in found:
+            yield (
+                f"{source.path}:{line}: {name} follows the wall clock, which jumps; ask clock.py, "
+                "or say in WALL_CLOCK_OK of tests/architecture.py why a jump is harmless here"
+            )
+
+
+def _wall_clock_lines(source: Source) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(source.tree()):
+        if isinstance(node, ast.Attribute):
+            owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
+            follows = WALL_CLOCK if owner == "time" else {"now"} if owner == "datetime" else ()
+            if node.attr in WALL_CLOCK_ANYWHERE or node.attr in follows:
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            for alias in node.names:
+                if alias.name in WALL_CLOCK:
+                    yield node.lineno, alias.name
 
 
 def find_missing_docstrings(sources: Iterable[Source]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from gpumuxd_client.errors import GpumuxdError, Unreachable
 from rich.console import Console
 
 from gpumuxd import __version__
-from gpumuxd.ctl import model_page, tables
+from gpumuxd.ctl import model_page, record, tables
 from gpumuxd.ctl.inputs import UsageError, read_input
 
 EXIT_OK = 0
@@ -136,6 +136,13 @@ def _parser() -> argparse.ArgumentParser:
     for one in (parser, status, models, load, unload):  # of the others it is the model's
         one.add_argument("--version", action="version", version=f"gpumuxctl {__version__}")
     _add_infer(commands.add_parser("infer", help="run one inference", parents=[shared]))
+    record.add_options(
+        commands.add_parser(
+            "record",
+            help="write what a device's scheduler does to a file (for admins)",
+            parents=[shared],
+        )
+    )
     return parser
 
 

@@ -5,7 +5,7 @@ sees a frame. Errors are the classes of `errors.py`.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -240,6 +240,16 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordingEnd:
+    """How a recording ended. One that is not whole can be replayed as far as it goes."""
+
+    reason: str
+    records: int
+    commands: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """The node at one moment; `reason`: why it is not ready, and repositories that are silent."""
 
@@ -288,4 +298,11 @@ class NodeApi(Protocol):
 
     async def unload(self, tenant: Tenant, name: str) -> None:
         """Unload all versions; what runs finishes first. Raises UnknownModel."""
+        ...
+
+    def record(
+        self, tenant: Tenant, device: str, duration_ns: int, bytes_max: int
+    ) -> AsyncGenerator[bytes | RecordingEnd, None]:
+        """Record a device's scheduler; no name means the only device. Ends with a RecordingEnd.
+        Raises GpumuxdError. Leaving it ends the recording."""
         ...

@@ -24,11 +24,13 @@ from gpumuxd.errors import (
     ModelNotReady,
     OutOfDeviceMemory,
     QueueFull,
+    WrongMode,
 )
 from gpumuxd.node.api import Tenant
 from gpumuxd.node.child_process import Child, Spawn, device_environment
 from gpumuxd.node.limits import Ticket
 from gpumuxd.node.loop_channel import LoopChannel
+from gpumuxd.node.recording import Recording
 from gpumuxd.node.request_memory import RequestMemory
 from gpumuxd.node.settings import LinkSettings
 from gpumuxd.node.validation import CheckedCall
@@ -68,6 +70,7 @@ class DeviceLink:
         self._loads: dict[str, asyncio.Future[frames.ModelLoaded]] = {}
         self._unloads: dict[str, asyncio.Future[None]] = {}
         self._statistics_asked: asyncio.Future[None] | None = None
+        self._recording: Recording | None = None
         self._started: asyncio.Future[frames.Started] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._watch = SilenceWatch(limits, self.began_ns)
@@ -182,6 +185,26 @@ class DeviceLink:
             self._channel.owe(frames.UnloadModel(model))
         await asyncio.shield(future)
 
+    def record(self, bytes_max: int) -> Recording:
+        """Begin to record. Raises WrongMode while one goes on, QueueFull or DeviceLost."""
+        self._check_alive()
+        if self._recording is not None:
+            raise WrongMode("a recording of this device goes on already")
+        recording = Recording(lambda: self._channel.owe(frames.StopRecording()))
+        try:
+            self._send_now(frames.StartRecording(bytes_max), [recording.fd])
+        except BaseException:
+            recording.end(frames.RecordingEnded("", 0, 0, has_begun=False))
+            recording.close()
+            raise
+        self._recording = recording
+        return recording
+
+    def stop_recording(self) -> None:
+        """End the recording that goes on, if any."""
+        if self._recording is not None:
+            self._recording.stop()
+
     async def stop(self) -> None:
         """Ask the child to finish and end; kill it when it does not."""
         if not self._started.done():
@@ -224,6 +247,8 @@ class DeviceLink:
             case frames.Statistics():
                 self.statistics = frame
                 self._statistics_told()
+            case frames.RecordingEnded():
+                self._recording_ended(frame)
             case frames.Started():
                 if not self._started.done():
                     self._started.set_result(frame)
@@ -241,6 +266,11 @@ class DeviceLink:
         """Frames come in order: whatever the parent knew when it asked is older than this."""
         asked, self._statistics_asked = self._statistics_asked, None
         _resolve(asked, None)
+
+    def _recording_ended(self, frame: frames.RecordingEnded) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.end(frame)
 
     def _handle_finished(self, frame: frames.Finished) -> None:
         memory = self._abandoned.pop(frame.request_id, None)
@@ -272,6 +302,7 @@ class DeviceLink:
     def _settle(self, message: str) -> None:
         """Fail all that the child owed. It was reaped, so nothing can touch its memory."""
         self._statistics_told()
+        self._recording_ended(frames.RecordingEnded(message, 0, 0, is_broken=True))
         self.requests_lost = len(self._requests)
         recovery_ns = self.recovery_ns()
         for request in self._requests.values():

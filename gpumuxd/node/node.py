@@ -13,7 +13,7 @@ released exactly once (`device_link.py` says when).
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import structlog
 
@@ -21,7 +21,10 @@ import gpumuxd
 from gpumuxd.clock import Clock, monotonic_ns
 from gpumuxd.errors import (
     DeadlineInfeasible,
+    DeviceLost,
     Draining,
+    InvalidRequest,
+    PermissionDenied,
     WrongMode,
     deadline_facts,
 )
@@ -33,6 +36,7 @@ from gpumuxd.node.api import (
     ModelDetail,
     ModelView,
     NodeView,
+    RecordingEnd,
     Tenant,
 )
 from gpumuxd.node.child_process import SPAWN_DEVICE, SPAWN_LOADER, Spawn
@@ -44,6 +48,7 @@ from gpumuxd.node.model_page import model_detail
 from gpumuxd.node.model_table import Replica
 from gpumuxd.node.polling import Polling
 from gpumuxd.node.readiness import status_reason
+from gpumuxd.node.recording import check_limits
 from gpumuxd.node.registry import Registry
 from gpumuxd.node.replies import wait_reply
 from gpumuxd.node.request_memory import RequestMemory
@@ -146,6 +151,9 @@ class Node:
         self._is_draining = True
         self._startup.stop()
         self._tell_readiness()
+        for link in self._links().values():
+            if link is not None:
+                link.stop_recording()
         while self._limits.requests_in_flight:
             self._idle.clear()
             await self._idle.wait()
@@ -213,6 +221,15 @@ class Node:
         await self._registry.unload(tenant, name)
         self._tell_readiness()
 
+    def record(
+        self, tenant: Tenant, device: str, duration_ns: int, bytes_max: int
+    ) -> AsyncGenerator[bytes | RecordingEnd, None]:
+        if not tenant.is_admin:
+            raise PermissionDenied(f"tenant {tenant.name!r} is not an admin")
+        self._check_admitting()
+        check_limits(duration_ns, bytes_max)
+        return self._link_of(device).record(bytes_max).parts(duration_ns)
+
     async def infer(self, call: InferCall) -> InferReply:
         self._check_admitting()
         input_bytes = sum([tensor.size_bytes for tensor in call.inputs])
@@ -278,6 +295,17 @@ class Node:
 
     def _links(self) -> Mapping[str, DeviceLink | None]:
         return {name: device.link for name, device in self._devices.items()}
+
+    def _link_of(self, device: str) -> DeviceLink:
+        """Of the device of this name, or of the only one. Raises InvalidRequest or DeviceLost."""
+        links = self._links()
+        name = device or (next(iter(links)) if len(links) == 1 else "")
+        if name not in links:
+            raise InvalidRequest(f"expected a device of {', '.join(links)}, got {device!r}")
+        link = links[name]
+        if link is None:
+            raise DeviceLost(f"device {name} is not up; retry")
+        return link
 
     async def _device_started(self, link: DeviceLink) -> None:
         await self._registry.recovery.handle_device_started(link)

@@ -62,7 +62,7 @@ def for_anyone(
     """A method that needs no identity."""
 
     async def answer(data: bytes, arrival: Arrival) -> bytes:
-        return (await handle(_parse(request_type, data))).SerializeToString()
+        return (await handle(parse(request_type, data))).SerializeToString()
 
     return Method(answer, needs_tenant=False)
 
@@ -76,12 +76,13 @@ def for_tenants(
         tenant = arrival.identify(arrival.metadata)
         caller = Caller(tenant, arrival.arrived_ns, arrival.remaining_s)
         # The parsed message is not named here, so that `handle` can let go of its tensors.
-        return (await handle(_parse(request_type, data), caller)).SerializeToString()
+        return (await handle(parse(request_type, data), caller)).SerializeToString()
 
     return Method(answer, needs_tenant=True)
 
 
-def _parse(request_type: type[RequestT], data: bytes) -> RequestT:
+def parse(request_type: type[RequestT], data: bytes) -> RequestT:
+    """The message. Raises InvalidRequest."""
     try:
         return request_type.FromString(data)
     except DecodeError:

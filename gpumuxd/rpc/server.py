@@ -17,7 +17,7 @@ import structlog
 
 from gpumuxd.errors import Unauthenticated
 from gpumuxd.node.api import NodeApi
-from gpumuxd.rpc import control, inference
+from gpumuxd.rpc import control, inference, recording
 from gpumuxd.rpc.call import CallsInProgress, Method, bind, refusing
 from gpumuxd.rpc.health import HealthService
 from gpumuxd.rpc.identity import Identify, Tenants, by_token, of_listener
@@ -32,6 +32,7 @@ from gpumuxd.rpc.listener import (
     parse_address,
     tcp_in_use,
 )
+from gpumuxd.rpc.recording import Stream, bind_stream
 
 ABORT_WAIT_S = 5.0
 """How long aborted calls may take to run their `finally` after the grace time."""
@@ -63,9 +64,12 @@ class FrontDoor:
         self._listeners = tuple(listeners)
         self._tenants = tenants
         self._options = _server_options(message_bytes_max)
-        self._services: dict[str, dict[str, Method]] = {
+        self._services: dict[str, Mapping[str, Method | Stream]] = {
             inference.SERVICE: inference.InferenceService(node).methods(),
-            control.SERVICE: control.ControlService(node).methods(),
+            control.SERVICE: {
+                **control.ControlService(node).methods(),
+                **recording.RecordingService(node).methods(),
+            },
         }
         self._health = HealthService()
         self._calls = CallsInProgress()
@@ -154,11 +158,16 @@ class _Handlers(grpc.GenericRpcHandler):
     message, so strangers are refused before one byte of theirs is kept."""
 
     def __init__(
-        self, methods: Mapping[str, Method], identify: Identify, calls: CallsInProgress
+        self, methods: Mapping[str, Method | Stream], identify: Identify, calls: CallsInProgress
     ) -> None:
         self._identify = identify
         self._handlers = {
-            path: bind(path, method.answer, identify, calls) for path, method in methods.items()
+            path: (
+                bind_stream(path, method, identify, calls)
+                if isinstance(method, Stream)
+                else bind(path, method.answer, identify, calls)
+            )
+            for path, method in methods.items()
         }
         self._guarded = {path for path, method in methods.items() if method.needs_tenant}
 

@@ -249,6 +249,7 @@ class RecordingEnded(Frame, frozen=True):
     records: int
     commands: int
     has_begun: bool = True
+    is_broken: bool = False  # said by the parent of a child that died: it has no proper end
 
 
 # Parent and loader

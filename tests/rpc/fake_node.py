@@ -5,7 +5,7 @@ against the spec, refusals are the classes of `errors.py`.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpumuxd.clock import monotonic_ns
@@ -28,9 +28,13 @@ from gpumuxd.node.api import (
     ModelView,
     NodeView,
     OutputTensor,
+    RecordingEnd,
     Tenant,
 )
 from tests.rpc.details import FIXED, SEGMENTS
+
+FOREVER_NS = 60_000_000_000
+"""A recording of the fake node that is longer than this goes on until its reader leaves."""
 
 DETAILS = {detail.name: detail for detail in (SEGMENTS, FIXED)}
 REPORT = RunReport(
@@ -62,6 +66,7 @@ class FakeNode:
     before_reply: Callable[[InferCall], object] | None = None
     ready: bool = True
     details: dict[str, ModelDetail] = field(default_factory=dict)
+    recording: Sequence[bytes] = (b"one", b"two")
 
     def is_ready(self) -> bool:
         return self.ready
@@ -130,6 +135,21 @@ class FakeNode:
         if name not in self.loaded:
             raise UnknownModel(f"model {name!r} is not loaded")
         self.loaded.remove(name)
+
+    async def record(
+        self, tenant: Tenant, device: str, duration_ns: int, bytes_max: int
+    ) -> AsyncGenerator[bytes | RecordingEnd, None]:
+        if not tenant.is_admin:
+            raise PermissionDenied(f"tenant {tenant.name!r} is not an admin")
+        try:
+            for part in self.recording:
+                yield part
+            if duration_ns > FOREVER_NS:
+                self.started.set()
+                await asyncio.Event().wait()
+            yield RecordingEnd(f"{device} {duration_ns} {bytes_max}", 4, 5, is_whole=True)
+        finally:
+            self.cancelled.set()
 
     def _spec(self, name: str, version: str) -> ModelSpec:
         if name not in self.models or version not in ("", "1"):

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -122,6 +122,28 @@ class AsyncClient:
     ) -> types.ModelDetail:
         """All that is known of a model, of every version or of one, loaded or not."""
         return await self._run(calls.model_detail(model, version), deadline)
+
+    async def record(
+        self, seconds: float, *, device: str = "", bytes_max: int = 64 * 1024 * 1024
+    ) -> AsyncGenerator[calls.RecordPart, None]:
+        """Record what the scheduler of a device does for so many seconds; `device` may be left
+        empty where there is only one. Yields the bytes of the file, in order, and how the
+        recording ended. Leaving it ends the recording. For admins.
+        """
+        call = calls.record(device, seconds, bytes_max)
+        if self._is_closed:
+            raise ValueError("the client is closed")
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+        method = self._channel.unary_stream(call.path)
+        stream = method(call.request, metadata=self._metadata)
+        try:
+            async for data in stream:
+                yield call.decode(data)
+        except grpc.aio.AioRpcError as cause:
+            metadata = cause.trailing_metadata() or ()
+            raise error_of(cause.code().name, cause.details(), metadata) from cause
+        finally:
+            stream.cancel()
 
     async def close(self) -> None:
         """End the connection and every call on it. Idempotent."""

@@ -200,5 +200,25 @@ def model_detail(model: str, version: str | int) -> Call[types.ModelDetail]:
     return Call(f"{_CONTROL}ModelDetail", request, detail.decode_model_detail)
 
 
+RecordPart = bytes | types.RecordingEnd
+
+
+def record(device: str, seconds: float, bytes_max: int) -> Call[RecordPart]:
+    """Answered with a stream."""
+    check_seconds("seconds", seconds)
+    request = control.RecordRequest(
+        device=device, duration_ns=round(seconds * 1e9), bytes_max=bytes_max
+    ).SerializeToString()
+    return Call(f"{_CONTROL}Record", request, _record_part, is_idempotent=False)
+
+
+def _record_part(data: bytes) -> RecordPart:
+    response = control.RecordResponse.FromString(data)
+    if response.WhichOneof("part") == "data":
+        return response.data
+    end = response.end
+    return types.RecordingEnd(end.reason, end.records, end.commands, end.is_whole)
+
+
 def _nothing(data: bytes) -> None:
     """The answer says nothing beyond that it came."""

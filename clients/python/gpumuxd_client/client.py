@@ -1,7 +1,7 @@
 """The blocking client. Its twin is `aio.py`; what calls mean is in `calls.py`."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -120,6 +120,28 @@ class Client:
     ) -> types.ModelDetail:
         """All that is known of a model, of every version or of one, loaded or not."""
         return self._run(calls.model_detail(model, version), deadline)
+
+    def record(
+        self, seconds: float, *, device: str = "", bytes_max: int = 64 * 1024 * 1024
+    ) -> Iterator[calls.RecordPart]:
+        """Record what the scheduler of a device does for so many seconds; `device` may be left
+        empty where there is only one. Yields the bytes of the file, in order, and how the
+        recording ended. Leaving it ends the recording. For admins.
+        """
+        call = calls.record(device, seconds, bytes_max)
+        if self._is_closed:
+            raise ValueError("the client is closed")
+        method: grpc.UnaryStreamMultiCallable[bytes, bytes]
+        method = self._channel.unary_stream(call.path)
+        stream = method(call.request, metadata=self._metadata)
+        try:
+            for data in stream:
+                yield call.decode(data)
+        except grpc.RpcError as cause:
+            metadata = [(entry.key, entry.value) for entry in cause.trailing_metadata() or ()]
+            raise error_of(cause.code().name, cause.details(), metadata) from cause
+        finally:
+            stream.cancel()
 
     def close(self) -> None:
         """End the connection and every call on it. Idempotent."""

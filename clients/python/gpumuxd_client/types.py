@@ -243,6 +243,16 @@ class ModelDetail:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordingEnd:
+    """How a recording ended. One that is not whole can be replayed as far as it goes."""
+
+    reason: str
+    records: int
+    commands: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """The node at one moment; `reason`: why it is not ready, and repositories that are silent."""
 

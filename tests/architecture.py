@@ -16,9 +16,10 @@ PACKAGE = "gpumuxd"
 
 LAYERS: Mapping[str, frozenset[str]] = {
     # layer -> the layers it may import, itself aside
+    "compiled": frozenset(),  # which form of core is imported: it reads files, core does not
     "vocabulary": frozenset(),
     "messages": frozenset({"vocabulary"}),
-    "core": frozenset({"vocabulary", "messages"}),
+    "core": frozenset({"vocabulary", "messages", "compiled"}),
     "models": frozenset({"vocabulary", "messages"}),
     "wire": frozenset({"vocabulary", "messages"}),
     "programs": frozenset({"vocabulary", "messages", "models"}),

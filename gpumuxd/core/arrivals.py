@@ -7,7 +7,7 @@ must not know what becomes of them afterwards (`endings`) or who goes next (`lau
 Invariant: each arrival is decided in the poll after it, in the order of arrival.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gpumuxd.commands import Admit, Command
 from gpumuxd.core import admission, feasibility
@@ -98,6 +98,10 @@ class Arrivals:
         if tenant is None:
             tenant = self._tenants[name] = Tenant(name)
         return tenant
+
+    def tenants(self) -> Iterable[Tenant]:
+        """All that were ever named."""
+        return self._tenants.values()
 
     def decide(self, lost: Outcome | None, now_ns: int, commands: list[Command]) -> None:
         """Admit or refuse all that are undecided. `lost`: their fate where the device is gone."""

@@ -34,12 +34,14 @@ from gpumuxd.core.bucket_table import ONE
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.endings import Endings
 from gpumuxd.core.estimator import Estimator
+from gpumuxd.core.inventory import inventory
 from gpumuxd.core.lanes import Lanes
 from gpumuxd.core.launcher import Launcher
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
 from gpumuxd.core.snapshot import Counters, snapshot
 from gpumuxd.core.statistics import DeviceStatistics
+from gpumuxd.core.tap import Tap
 from gpumuxd.domain import Outcome, OutcomeKind, PriorityClass
 from gpumuxd.events import (
     DeviceLost,
@@ -80,6 +82,7 @@ class DeviceScheduler:
             self._endings,
             self._counters,
         )
+        self.tap: Tap | None = None  # who listens, if anybody
         self._draining: list[Model] = []
         self._weights_grew = False
         self._lost: Outcome | None = None
@@ -89,6 +92,8 @@ class DeviceScheduler:
 
     def handle(self, event: Event, now_ns: int) -> None:
         """Record an event. Call `poll` after a batch of them."""
+        if self.tap is not None:
+            self.tap.handles(event, now_ns)
         match event:
             case SyncPointReached():
                 self._slice_passed(event, now_ns)
@@ -218,6 +223,9 @@ class DeviceScheduler:
         A loop that carries these out before it asks for the second half, at the same `now_ns`,
         answers an arrival without waiting for the choice of the next slice.
         """
+        tap = self.tap
+        if tap is not None:
+            tap.polls_fates(now_ns)
         commands: list[Command] = []
         endings = self._endings
         if now_ns >= endings.deadlines.first_ns:
@@ -229,6 +237,8 @@ class DeviceScheduler:
             endings.finish_ended(now_ns, commands)
         if self._arrivals.undecided:
             self._arrivals.decide(self._lost, now_ns, commands)
+        if tap is not None:
+            tap.answers(commands)
         return commands
 
     def poll_launches(self, now_ns: int, commands: list[Command] | None = None) -> list[Command]:
@@ -236,10 +246,15 @@ class DeviceScheduler:
         commands of the first half, if they are given."""
         if commands is None:
             commands = []
+        tap, given = self.tap, len(commands)
+        if tap is not None:
+            tap.polls_launches(now_ns)
         if self._draining:
             self._release_drained(commands)
         if self._lost is None:
             self._launcher.launch(now_ns, commands)
+        if tap is not None:
+            tap.answers(commands[given:])
         return commands
 
     def next_wakeup_ns(self) -> int | None:
@@ -273,6 +288,18 @@ class DeviceScheduler:
             self._counters,
             in_flight=len(self._launcher.flights),
             admitted=self._endings.live,
+        )
+
+    def inventory(self) -> list[Event]:
+        """The events that would tell a new scheduler what this one knows."""
+        return list(
+            inventory(
+                self._lanes,
+                self._launcher.sync_costs,
+                self._arrivals.tenants(),
+                self._models.values(),
+                self._endings.cursors.values(),
+            )
         )
 
     def bound_ns(self, priority_class: PriorityClass) -> int | None:

@@ -39,6 +39,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from gpumuxd import compiled
+
 ROOT = Path(__file__).parent.parent
 
 GAP_NS_MAX = 500_000
@@ -222,13 +224,15 @@ class Bench:
             "rows": self.rows,
             "machine": machine(),
             "versions": versions(),
+            "core": core_form(),
             "commit": commit(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
 
     def print_figures(self) -> None:
         """One table for people, and what the probe says of it."""
-        title = f"{self.name} (seed {self.seed}{', quick' if self.is_quick else ''})"
+        quick = ", quick" if self.is_quick else ""
+        title = f"{self.name} (seed {self.seed}{quick}, core {core_form()})"
         table = Table("figure", "value", "spread", "unit", "goal", "", title=title)
         for column in (1, 2):
             table.columns[column].justify = "right"
@@ -285,6 +289,12 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
+
+
+def core_form() -> str:
+    """Which form of the policy stack runs here: a figure of the one says nothing of the other."""
+    is_translated = not os.environ.get(compiled.INTERPRETED) and compiled.is_current()
+    return "translated" if is_translated else "interpreted"
 
 
 def commit() -> str:

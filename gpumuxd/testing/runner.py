@@ -18,12 +18,12 @@ import msgspec
 from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
 from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.events import DeviceLost, Event, ModelReady
+from gpumuxd.executors.virtual import VirtualClock, VirtualExecutor
 from gpumuxd.settings import SchedulerSettings
 from gpumuxd.testing.checkers import Checkers, Invariant, Violation
 from gpumuxd.testing.launch_checks import StatisticsSeen
 from gpumuxd.testing.parameters import DeviceParameters, Parameters
 from gpumuxd.testing.truth import Truth, true_program, upload_program
-from gpumuxd.testing.virtual_executor import VirtualClock, VirtualExecutor
 from gpumuxd.testing.workload import Workload, lanes_of
 from gpumuxd.units import ms_from_ns
 

@@ -10,8 +10,8 @@ from functools import lru_cache
 from itertools import accumulate
 
 from gpumuxd.domain import Slice
+from gpumuxd.executors.virtual import SliceTruth, VirtualClock, VirtualProgram
 from gpumuxd.testing.parameters import PPM, DeviceParameters, ModelParameters
-from gpumuxd.testing.virtual_executor import SliceTruth, VirtualClock, VirtualProgram
 
 _new = tuple.__new__  # a named tuple without the Python call that `SliceTruth(...)` is
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpumuxd.domain import Lane, LaneKind, Slice
 from gpumuxd.events import SliceFailed, SyncPointReached
-from gpumuxd.testing.virtual_executor import (
+from gpumuxd.executors.virtual import (
     SliceTruth,
     VirtualClock,
     VirtualExecutor,
@@ -119,6 +119,14 @@ def test_round_trip_and_launch_cost_are_host_time() -> None:
     assert clock.now_ns == 105
     assert executor.wait(None) == [SyncPointReached(1, 105, 10)]
     assert clock.now_ns == 145
+
+
+def test_an_idle_lane_begins_late_and_a_busy_one_leaves_a_gap() -> None:
+    _, executor = device(SliceTruth(50), SliceTruth(7), start_ns=20, gap_ns=3)
+    executor.launch(work(1))
+    executor.launch(work(2))
+    assert executor.wait(None) == [SyncPointReached(1, 120, 50)]
+    assert executor.wait(None) == [SyncPointReached(2, 173, 7)]
 
 
 def test_a_failure_that_the_truth_asks_for() -> None:

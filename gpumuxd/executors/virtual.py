@@ -1,9 +1,9 @@
-"""A device in virtual time: the executor that the simulator and many tests run on.
+"""A device in virtual time: what the simulator, many tests and what-if replays run on.
 
 It behaves like an in-order device and costs nothing: a slice's sync point lies at
 `max(now, lane free, slices it waits for) + true duration`, sync points wait in a heap, and `wait`
 pops the earliest and sets the clock. It must not know any estimate: durations come from the
-*truth* it is given, which is drawn apart (`truth.py`). It passes `tests/executors/contract.py`,
+*truth* it is given, which is drawn apart or was recorded. It passes `tests/executors/contract.py`,
 the same suite as the real devices.
 
 Invariant: sync points of one lane are told in the order of their launches, never before they
@@ -80,7 +80,8 @@ class VirtualExecutor:
     """Implements `executors/base.py` Executor[VirtualProgram, list[Any]] in virtual time.
 
     `round_trip_ns` passes between a sync point and the moment the host is told of it,
-    `launch_cost_ns` of host time goes by in every launch.
+    `launch_cost_ns` of host time goes by in every launch, `start_ns` after that before an idle lane
+    begins, and `gap_ns` between two slices of a lane that is kept busy.
     """
 
     def __init__(
@@ -90,12 +91,16 @@ class VirtualExecutor:
         truth_of: TruthOf = exact_truth,
         round_trip_ns: int = 0,
         launch_cost_ns: int = 0,
+        start_ns: int = 0,
+        gap_ns: int = 0,
     ) -> None:
         self._clock = clock
         self._lanes = tuple(lanes)
         self._truth_of = truth_of
         self._round_trip_ns = round_trip_ns
         self._launch_cost_ns = launch_cost_ns
+        self._start_ns = start_ns
+        self._gap_ns = gap_ns
         self._programs: dict[str, VirtualProgram] = {}
         self._tensors: dict[int, tuple[list[Any], list[Any]]] = {}
         self._frames: dict[int, tuple[int, list[Any]]] = {}
@@ -142,7 +147,9 @@ class VirtualExecutor:
         duration_ns, late_ns, failure = self._truth_of(work, program)
         clock, queue = self._clock, self._only or self._queues[work.lane]
         clock.now_ns = now_ns = clock.now_ns + self._launch_cost_ns
-        started_ns = now_ns if now_ns > queue.free_ns else queue.free_ns
+        started_ns, follows_ns = now_ns + self._start_ns, queue.free_ns + self._gap_ns
+        if follows_ns > started_ns:
+            started_ns = follows_ns
         for slice_id in work.after:
             started_ns = max(started_ns, self._end_ns_of_slice.get(slice_id, 0))
         end_ns = started_ns + duration_ns

@@ -82,8 +82,12 @@ class DeviceLoop:
 
     def run(self) -> None:
         """Turn until everything has ended after Stop. Raises ChannelClosed when the parent goes."""
-        while not self._is_done:
-            self._turn()
+        try:
+            while not self._is_done:
+                self._turn()
+        except BaseException:
+            self._recordings.flush()
+            raise
         self._recordings.stop("the device was stopped", self._clock())
 
     def stop(self) -> None:

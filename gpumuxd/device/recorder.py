@@ -1,15 +1,11 @@
 """Records every call of a device scheduler into a memory file, while it serves.
 
-    begin     the scheduler as it is now, then each call of `handle` and of the polls with its time
+    begin     the scheduler as it is now; from then on it is the scheduler's tap (`core/tap.py`)
     end       counts, a hash of all commands, and why it ended
 
-While a recording goes on, the scheduler's class is RecordedScheduler, whose methods tell the
-recorder and do the same as before; at its end it is a DeviceScheduler again. So whoever holds the
-scheduler needs to know nothing, no call is missed, and without a recording nothing is even asked.
-
-The recorder must not know what events mean, nor who reads the file: the parent does, while it
-grows. It never waits. Invariant: what is in the file is a prefix of what happened, and the file
-never grows over `bytes_max`: the recording ends before, and says so.
+It must not know what events mean, nor who reads the file: the parent does, while it grows. It never
+waits. Invariant: what is in the file is a prefix of what happened, and the file never grows over
+`bytes_max`: the recording ends before, and says so.
 """
 
 import contextlib
@@ -41,6 +37,9 @@ END_BYTES = 1024
 """Kept free for the end, whose reason is cut to fit."""
 
 _REASON_CHARS_MAX = 200
+
+_encode = layout.encode
+_CODE_OF_EVENT = layout.CODE_OF_EVENT
 
 
 class Recorder:
@@ -77,24 +76,24 @@ class Recorder:
             raise OSError(f"the scheduler's state alone takes {len(beginning)} bytes")
         self._write(beginning)
         self.is_on = True
-        vars(scheduler)["recorder"] = self
-        scheduler.__class__ = RecordedScheduler
+        scheduler.tap = self
 
-    def event(self, event: Event, now_ns: int) -> None:
-        """`handle` is about to be called."""
-        code = layout.CODE_OF_EVENT[type(event)]
-        self._add(layout.encode((code, now_ns, event)), now_ns)
+    # The scheduler's tap
 
-    def polled(self, code: int, now_ns: int, commands: list[Command]) -> None:
-        """One half of a poll returned these."""
+    def handles(self, event: Event, now_ns: int) -> None:
+        self._add(_encode((_CODE_OF_EVENT[type(event)], now_ns, event)), now_ns)
+
+    def polls_fates(self, now_ns: int) -> None:
+        self._add(_encode((layout.FATES, now_ns, self._hash.check)), now_ns)
+
+    def polls_launches(self, now_ns: int) -> None:
+        self._add(_encode((layout.LAUNCHES, now_ns, self._hash.check)), now_ns)
+
+    def answers(self, commands: list[Command]) -> None:
         if commands:
             self._hash.update(commands)
-        self._add(layout.encode((code, now_ns, self._hash.check)), now_ns)
 
-    def failed(self, code: int, now_ns: int) -> None:
-        """One half of a poll raised: the recording shows it again."""
-        self._add(layout.encode((code, now_ns, layout.DID_NOT_RETURN)), now_ns)
-        self.flush()
+    # Its life
 
     def end(self, reason: str, now_ns: int) -> None:
         """Write what is left and the end. Idempotent."""
@@ -130,9 +129,7 @@ class Recorder:
 
     def _finish(self, reason: str, now_ns: int) -> None:
         self.is_on = False
-        scheduler = self._scheduler
-        scheduler.__class__ = DeviceScheduler
-        del vars(scheduler)["recorder"]
+        self._scheduler.tap = None
         end = replace(self._written, reason=reason[:_REASON_CHARS_MAX], ended_ns=now_ns)
         with contextlib.suppress(OSError):  # then it is a recording without an end
             self._write(layout.block(b"E", layout.encode(end)))
@@ -180,43 +177,13 @@ class Recordings:
             self._recorder.end(reason, now_ns)
             self._recorder = None
 
+    def flush(self) -> None:
+        """Before a failure ends the child: what led to it is what people want to see."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
     def _tell(self, end: layout.End) -> None:
         self._post(RecordingEnded(end.reason, end.records, end.commands))
-
-
-class RecordedScheduler(DeviceScheduler):
-    """A device scheduler while it is recorded. Never made: an ordinary one becomes it."""
-
-    recorder: Recorder
-
-    def handle(self, event: Event, now_ns: int) -> None:
-        recorder = self.recorder
-        recorder.event(event, now_ns)
-        try:
-            super().handle(event, now_ns)
-        except BaseException:
-            recorder.flush()
-            raise
-
-    def poll_fates(self, now_ns: int) -> list[Command]:
-        recorder = self.recorder
-        try:
-            commands = super().poll_fates(now_ns)
-        except BaseException:
-            recorder.failed(layout.FATES, now_ns)
-            raise
-        recorder.polled(layout.FATES, now_ns, commands)
-        return commands
-
-    def poll_launches(self, now_ns: int, commands: list[Command] | None = None) -> list[Command]:
-        recorder = self.recorder
-        try:
-            added = super().poll_launches(now_ns)
-        except BaseException:
-            recorder.failed(layout.LAUNCHES, now_ns)
-            raise
-        recorder.polled(layout.LAUNCHES, now_ns, added)
-        return added if commands is None else [*commands, *added]
 
 
 def header_of(settings: DeviceSettings, torch_version: str, now_ns: int) -> layout.Header:

@@ -4,12 +4,13 @@
     H   a Header: what was recorded where        S   the scheduler at that moment (`graph.py`)
     R   records, a msgpack list of lists         E   an End: counts, hash, why it ended
 
-    [0, now_ns, check]      poll_fates(now_ns) was called
-    [1, now_ns, check]      poll_launches(now_ns) was called
-    [2 + n, now_ns, event]  handle(event, now_ns) was called; n is the event's place in `Event`
+    [0, now_ns, check]      poll_fates(now_ns) is called
+    [1, now_ns, check]      poll_launches(now_ns) is called
+    [2 + n, now_ns, event]  handle(event, now_ns) is called; n is the event's place in `Event`
 
-`check` is a CRC-32 over all commands up to there, which finds where a replay differs first; -1 says
-that the call did not return. Tensors are never in it; names of models and tenants are.
+A record is made before the call, so that a call that fails is in it too. `check` is a CRC-32 over
+all commands before it, which finds where a replay differs first. Tensors are never in it; names of
+models and tenants are.
 
 The child writes all of it; everybody on the way to the file only passes bytes on. It must not know
 how to take a recording or what to do with one. Invariant: what was written up to any end of a block
@@ -35,7 +36,6 @@ FATES = 0
 LAUNCHES = 1
 EVENT_TYPES: tuple[type[Event], ...] = get_args(Event)
 CODE_OF_EVENT = {kind: code for code, kind in enumerate(EVENT_TYPES, start=2)}
-DID_NOT_RETURN = -1
 
 _BLOCK = struct.Struct("<cII")
 _LIST = struct.Struct(">BI")

@@ -63,14 +63,18 @@ def is_own(module: str) -> bool:
 
 
 def fields_of(cls: type) -> tuple[str, ...]:
-    """The slots of a class and its bases; empty for one that keeps a dictionary."""
+    """The slots of a class and its bases, sorted; empty for one that keeps a dictionary.
+
+    Translated classes (`gpumuxd.compiled`) have no slots and name what they have elsewhere.
+    """
     if cls.__dictoffset__:
         return ()
-    slots: list[str] = []
-    for base in reversed(cls.__mro__):
-        own = base.__dict__.get("__slots__", ())
-        slots += [own] if isinstance(own, str) else own
-    return tuple(slots)
+    slots: set[str] = set()
+    for base in cls.__mro__:
+        for table in ("__slots__", "__mypyc_attrs__"):
+            own = base.__dict__.get(table, ())
+            slots.update([own] if isinstance(own, str) else own)
+    return tuple(sorted(slots))
 
 
 class _Freezer:
@@ -136,7 +140,7 @@ class _Freezer:
             self._fill_object(node, value, kind)
 
     def _fill_object(self, node: list[Any], value: Any, kind: type) -> None:
-        fields = fields_of(kind) or tuple(getattr(value, "__dict__", ()))
+        fields = fields_of(kind) or tuple(sorted(getattr(value, "__dict__", ())))
         node += ["o", self._class_no(kind, fields)]
         for field in fields:
             try:
@@ -199,7 +203,7 @@ class _Thawer:
             case ["q", int() | None as maxlen, *_]:
                 return deque(maxlen=maxlen)
             case ["o", int(index), *_]:
-                return object.__new__(self._classes[index][0])
+                return _new(self._classes[index][0])
             case ["i", str(text)]:
                 return int(text)
             case ["t", *items]:
@@ -263,6 +267,13 @@ def _class_named(name: str, fields: list[str]) -> type:
     elif fields and tuple(fields) != fields_of(cls):
         raise Unreadable(f"{name} has other fields in this version")
     return cls
+
+
+def _new(cls: type) -> object:
+    """An object without its constructor."""
+    if issubclass(cls, tuple | BaseException | enum.Enum):
+        raise Unreadable(f"{cls.__qualname__} is no class of the scheduler's objects")
+    return cls.__new__(cls)
 
 
 def _member(cls: type, value: int | str) -> enum.Enum:

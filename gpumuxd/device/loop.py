@@ -21,17 +21,25 @@ from gpumuxd.device.loading import Loading
 from gpumuxd.device.mailbox import Mailbox, close_all
 from gpumuxd.device.recorder import Recordings
 from gpumuxd.device.tensors import ArenaTensors, blocks_of
-from gpumuxd.device.translate import request_arrived, statistics_frame, tenant_changed
+from gpumuxd.device.translate import (
+    explanation_frame,
+    request_arrived,
+    statistics_frame,
+    tenant_changed,
+)
 from gpumuxd.domain import Lane, Outcome, OutcomeKind, RunReport, Slice
-from gpumuxd.events import PartitionChanged, RequestCancelled
+from gpumuxd.events import DeviceMeasured, PartitionChanged, RequestCancelled
 from gpumuxd.executors.cpu import CpuExecutor
+from gpumuxd.programs.cost_cache import DeviceCosts
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.wire.frames import (
     Accepted,
     AnyFrame,
+    AskExplanation,
     AskStatistics,
     Block,
     Cancel,
+    Explained,
     Finished,
     LoadModel,
     ModelFailed,
@@ -79,6 +87,11 @@ class DeviceLoop:
         self._is_stopping = False
         for partition, lanes in _lanes_of_partitions(executor.lanes):
             scheduler.handle(PartitionChanged(partition, lanes), clock())
+
+    def measured(self, costs: DeviceCosts) -> None:
+        """What launches and sync points cost on this device; told before the first model comes."""
+        self._loading.launch_ns = costs.launch_ns
+        self._scheduler.handle(DeviceMeasured(costs.sync_costs), self._clock())
 
     def run(self) -> None:
         """Turn until everything has ended after Stop. Raises ChannelClosed when the parent goes."""
@@ -146,6 +159,8 @@ class DeviceLoop:
                 self._mailbox.post(Pong(count, self._turns))
             case AskStatistics():
                 self._mailbox.post(statistics_frame(self._scheduler.statistics()))
+            case AskExplanation():
+                self._explain(frame)
             case SetTenant():
                 self._scheduler.handle(tenant_changed(frame), now_ns)
             case LoadModel():
@@ -164,6 +179,11 @@ class DeviceLoop:
             case _:
                 raise AssertionError(f"{type(frame).__name__} is not the parent's to send")
         close_all(fds)
+
+    def _explain(self, frame: AskExplanation) -> None:
+        why = self._scheduler.explain(frame.model, frame.bucket)
+        told = None if why is None else explanation_frame(why)
+        self._mailbox.post(Explained(frame.ask_id, told))
 
     def _handle_submit(self, frame: Submit, now_ns: int) -> None:
         assert frame.request_id > 0, "ids below 1 are the device's own"

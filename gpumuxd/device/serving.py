@@ -10,6 +10,7 @@ import torch
 
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.device.calibration import device_costs
 from gpumuxd.device.confinement import limit_memory
 from gpumuxd.device.log import log
 from gpumuxd.device.loop import DeviceLoop
@@ -36,6 +37,8 @@ def serve(channel: Channel, start: Start, arena: ArenaMap) -> None:
     set_timer_slack(TIMER_SLACK_NS)
     torch.set_num_threads(settings.threads)
     torch.set_num_interop_threads(1)
+    # Before there is a mailbox: the parent grants a child that starts more silence than this takes.
+    costs = device_costs(settings, monotonic_ns)
     mailbox = Mailbox(channel)
     executor = CpuExecutor(
         threads=settings.threads,
@@ -50,6 +53,8 @@ def serve(channel: Channel, start: Start, arena: ArenaMap) -> None:
         settings,
         monotonic_ns,
     )
+    if costs is not None:
+        loop.measured(costs)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     mailbox.post(_started(settings))
     # What is there now stays: no later collection has to look at torch's objects again.

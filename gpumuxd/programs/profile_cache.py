@@ -2,14 +2,16 @@
 
 The key says everything that a measurement depends on; a change of any part is another file. What is
 read back is not trusted: a file that is broken, or that contradicts itself, is a miss and will be
-written again. Writing is an atomic rename, so readers never see half a file, and a directory that
-can't be written costs a measurement at the next start and nothing else.
+written again (`stored.py`). A directory that can't be written costs a measurement at the next start
+and nothing else.
+
+A profile that was measured while the device served others is kept like any other. Each group is
+timed by itself on a device that runs one after the other, so others make it a little longer and
+never shorter; the scheduler corrects what it believes from the first requests on, but what it
+learns is not written back.
 """
 
-import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,10 @@ from pathlib import Path
 import msgspec
 
 from gpumuxd.domain import Bucket
-from gpumuxd.models.files import NotRegular, open_regular
+from gpumuxd.programs.stored import read_stored, write_stored
 
 PROFILE_VERSION = 1
 """Raise it when cutting or measuring changes: older files are then never looked at."""
-
-_FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,8 @@ class ProfileCache:
         With `node_count`, one that was cut from another number of nodes is a miss: the same
         artifact can become another plan in another version of the reader.
         """
-        try:
-            with os.fdopen(open_regular(self._path(key)), "rb") as file:
-                data = file.read(_FILE_BYTES_MAX + 1)
-            stored = msgspec.json.decode(data, type=_File)
-        except (OSError, NotRegular, msgspec.DecodeError, UnicodeDecodeError):
-            return None
-        if stored.version != PROFILE_VERSION or stored.key != key:
+        stored = read_stored(self._path(key), _File)
+        if stored is None or stored.version != PROFILE_VERSION or stored.key != key:
             return None
         profile = StoredProfile(
             cuts=stored.cuts,
@@ -126,26 +121,8 @@ class ProfileCache:
             _Timing(bucket, times, profile.run_ns[bucket])
             for bucket, times in profile.group_ns.items()
         )
-        data = msgspec.json.encode(
-            _File(PROFILE_VERSION, key, profile.cuts, profile.frame_bytes, timings)
-        )
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._replace(self._path(key), data)
-        except OSError:
-            return False
-        return True
-
-    def _replace(self, path: Path, data: bytes) -> None:
-        fd, temporary = tempfile.mkstemp(prefix=".profile-", dir=self._directory)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(data)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        file = _File(PROFILE_VERSION, key, profile.cuts, profile.frame_bytes, timings)
+        return write_stored(self._path(key), file)
 
     def _path(self, key: str) -> Path:
         assert key.isalnum(), f"{key!r} is not from profile_key"

@@ -1,0 +1,147 @@
+"""What a device costs is measured once, with what serving uses, and within its time."""
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumuxd.clock import monotonic_ns
+from gpumuxd.device import calibration
+from gpumuxd.device.calibration import WINDOWS_MAX, Measured, device_costs, key_of, measure
+from gpumuxd.domain import SyncCost
+from gpumuxd.programs.cost_cache import CostCache, DeviceCosts
+from gpumuxd.settings import DeviceSettings, SchedulerSettings
+from gpumuxd.units import NS_PER_S, NS_PER_US
+from tests.device.support import SETTINGS, DeviceChild
+
+COSTS = DeviceCosts((SyncCost(1, 90_000, 60_000), SyncCost(2, 9_000, 70_000)), 25_000)
+
+
+def lines(errors: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in errors.splitlines()]
+
+
+@pytest.mark.parametrize(("window_max", "windows"), [(1, 1), (3, 3), (64, WINDOWS_MAX)])
+def test_costs_are_told_for_each_window(window_max: int, windows: int) -> None:
+    settings = replace(SETTINGS, scheduler=SchedulerSettings(window_max=window_max))
+    costs = measure(settings, monotonic_ns).costs
+    assert [cost.window for cost in costs.sync_costs] == list(range(1, windows + 1))
+    assert costs.is_consistent()
+
+
+def test_a_launch_costs_what_the_setting_adds_and_more() -> None:
+    settings = DeviceSettings(
+        launch_cost_ns=200 * NS_PER_US, scheduler=SchedulerSettings(window_max=1)
+    )
+    assert measure(settings, monotonic_ns).costs.launch_ns > 200 * NS_PER_US
+
+
+def test_when_time_is_up_there_is_one_repetition() -> None:
+    seconds = itertools.count(0, NS_PER_S)
+    settings = replace(SETTINGS, scheduler=SchedulerSettings(window_max=1))
+    assert not measure(settings, lambda: next(seconds)).is_steady
+
+
+def measures(monkeypatch: pytest.MonkeyPatch, result: Measured) -> list[DeviceSettings]:
+    """Nothing is measured but this comes of it; the calls."""
+    calls: list[DeviceSettings] = []
+
+    def pretend(settings: DeviceSettings, _: Callable[[], int]) -> Measured:
+        calls.append(settings)
+        return result
+
+    monkeypatch.setattr(calibration, "measure", pretend)
+    return calls
+
+
+def test_what_was_measured_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = replace(SETTINGS, profile_cache_dir=str(tmp_path))
+    calls = measures(monkeypatch, Measured(COSTS, is_steady=True))
+    assert [device_costs(settings, monotonic_ns) for _ in range(3)] == [COSTS] * 3
+    assert len(calls) == 1
+    (line,) = lines(capsys.readouterr().err)
+    assert (line["event"], line["level"]) == ("device_measured", "info")
+    figures = ("sync_us", "base_us", "launch_us")
+    assert [line[name] for name in figures] == [[90.0, 9.0], [60.0, 70.0], 25.0]
+
+
+def test_what_was_measured_in_a_hurry_is_used_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(SETTINGS, profile_cache_dir=str(tmp_path))
+    calls = measures(monkeypatch, Measured(COSTS, is_steady=False))
+    assert [device_costs(settings, monotonic_ns) for _ in range(2)] == [COSTS] * 2
+    assert len(calls) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_place_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = measures(monkeypatch, Measured(COSTS, is_steady=True))
+    assert [device_costs(SETTINGS, monotonic_ns) for _ in range(2)] == [COSTS] * 2
+    assert len(calls) == 2
+
+
+def test_a_place_that_can_not_be_written_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    measures(monkeypatch, Measured(COSTS, is_steady=True))
+    settings = replace(SETTINGS, profile_cache_dir=str(tmp_path / "file"))
+    assert device_costs(settings, monotonic_ns) == COSTS
+    assert [line["event"] for line in lines(capsys.readouterr().err)] == [
+        "device_measured",
+        "device_costs_not_stored",
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": "cpu:1"},
+        {"threads": 2},
+        {"launch_cost_ns": 1},
+        {"scheduler": SchedulerSettings(window_max=2)},
+    ],
+)
+def test_what_was_measured_under_other_settings_is_another_file(changes: dict[str, Any]) -> None:
+    assert key_of(replace(SETTINGS, **changes)) != key_of(SETTINGS)
+
+
+def test_what_changes_no_cost_is_the_same_file() -> None:
+    scheduler = SchedulerSettings(window_max=64, slice_ns_max=1)
+    assert key_of(replace(SETTINGS, profile_passes=9, scheduler=scheduler)) == key_of(SETTINGS)
+
+
+def test_a_device_that_can_not_be_measured_serves_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(calibration._Kernels):
+        def __init__(self) -> None:
+            super().__init__()
+            self.groups = [*self.groups[:-1], _broken]
+
+    monkeypatch.setattr(calibration, "_Kernels", Broken)
+    settings = replace(SETTINGS, profile_cache_dir=str(tmp_path))
+    assert device_costs(settings, monotonic_ns) is None
+    (line,) = lines(capsys.readouterr().err)
+    assert (line["event"], line["level"]) == ("device_not_measured", "warning")
+    assert "no such kernel" in line["reason"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def _broken(slots: object) -> None:
+    raise RuntimeError("no such kernel")
+
+
+def test_a_child_believes_what_was_measured_before(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, profile_cache_dir=str(tmp_path))
+    assert CostCache(tmp_path).put(key_of(settings), COSTS)
+    with DeviceChild(settings) as child:
+        child.wait_started()
+        assert child.stop() == (0, "")

@@ -1,8 +1,8 @@
-"""The command line: `gpumuxd serve | check-config | export | demo`.
+"""The command line: `gpumuxd serve | check-config | export | demo | replay`.
 
-Torch is imported by none of the first two; `export` and `demo` import what they need when they
-are asked for. Exit codes: 0 stopped as asked, 78 the configuration can't be used (systemd does
-not try again), 1 anything else that kept it from serving.
+Torch is imported by none of the first two, nor by `replay`; `export` and `demo` import what they
+need when they are asked for. Exit codes: 0 stopped as asked, 78 the configuration can't be used
+(systemd does not try again), 1 anything else that kept it from serving.
 """
 
 import argparse
@@ -25,7 +25,11 @@ from gpumuxd.errors import ConfigError
 
 EXIT_FAILED = 1
 
-_FORWARDED = {"export": "gpumuxd.programs.export", "demo": "gpumuxd.demo.run"}
+_FORWARDED = {
+    "export": "gpumuxd.programs.export",
+    "demo": "gpumuxd.demo.run",
+    "replay": "gpumuxd.replay.command",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     checked.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the same")
     commands.add_parser("export", help="export a torch module to a .pt2 artifact", add_help=False)
     commands.add_parser("demo", help="two models, one preempting the other", add_help=False)
+    commands.add_parser("replay", help="replay what gpumuxctl record wrote", add_help=False)
     return parser
 
 

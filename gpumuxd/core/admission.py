@@ -34,4 +34,7 @@ def why_too_late(
 ) -> Outcome | None:
     """Can its deadline be met, without harm to those admitted?"""
     reason = feasibility.why_infeasible(cursor, ahead, now_ns, finish_ns)
-    return Outcome(OutcomeKind.DEADLINE_INFEASIBLE, reason) if reason else None
+    if not reason:
+        return None
+    told_ns = finish_ns if cursor.predicted_ns else 0
+    return Outcome(OutcomeKind.DEADLINE_INFEASIBLE, reason, told_ns, cursor.deadline_ns)

@@ -63,6 +63,7 @@ class BucketTable:
         "is_guess",
         "longest_group_ns",
         "prefix",
+        "quickest",
         "run_ns",
         "typical",
     )
@@ -74,6 +75,7 @@ class BucketTable:
         self.is_guess = True  # neither profiled nor run RUNS_TO_REFUSE times
         self.longest_group_ns = 0
         self.typical = ONE  # median run as a ratio to the base: what `Drift` compares with
+        self.quickest = ONE  # the quickest run that is remembered, likewise
         self._typical_min = self._typical_max = ONE
         self._base_ns: list[int] = []
         self._base_prefix: list[int] = []
@@ -111,6 +113,10 @@ class BucketTable:
         self._runs = [run_ratio] * RUNS
         self._run_no = [-1] * RUNS
         self._fold()
+
+    def base_ns(self, first: int, end: int) -> int:
+        """What these groups take in the base, which `typical` and `quickest` are ratios to."""
+        return self._base_prefix[end] - self._base_prefix[first]
 
     def new_column(self, slice_no: int) -> int:
         """Where the samples of a run that starts now go. `slice_no` dates them for `rescale`."""
@@ -211,6 +217,7 @@ class BucketTable:
         self.prefix = [0, *accumulate(group_ns)]
         self.longest_group_ns = max(group_ns)
         self.run_ns = max(1, (self._base_prefix[-1] * runs[-2 if len(runs) > 1 else 0]) >> SHIFT)
+        self.quickest = max(1, runs[0])
         self.typical = typical = max(1, runs[len(runs) // 2])
         deviation = typical * DEVIATION_MIN >> SHIFT
         self._typical_min, self._typical_max = typical - deviation, typical + deviation

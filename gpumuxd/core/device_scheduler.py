@@ -21,10 +21,11 @@ gets one Retire after its Finish; a draining model gets one Release after its la
 what arrived before its model was told to drain is never refused for it.
 
 Decisions where the plan is silent. A slice that ended before the deadline completes its request
-even if we heard of it later. A failure outranks a cancellation or a missed deadline, since it says
-something about the model. What was over before the device was lost keeps its fate. A second
-ModelDraining, or one for an unknown model, changes nothing. Requests of a class above their
-model's `class_max` raise it, so that the bounds stay true.
+even if we heard of it later. A request that can't be in time any more ends when it would be
+launched next, not when its deadline comes (`lateness`). A failure outranks a cancellation or a
+missed deadline, since it says something about the model. What was over before the device was lost
+keeps its fate. A second ModelDraining, or one for an unknown model, changes nothing. Requests of a
+class above their model's `class_max` raise it, so that the bounds stay true.
 """
 
 from gpumuxd.commands import Command, Release
@@ -70,8 +71,10 @@ class DeviceScheduler:
         self._estimator = Estimator()
         self._counters = Counters()
         self._models: dict[str, Model] = {}
-        self._launcher = Launcher(settings, self._lanes, self._ledger, self._models, self._counters)
         self._endings = Endings(self._lanes, self._ledger, self._models, self._counters)
+        self._launcher = Launcher(
+            settings, self._lanes, self._ledger, self._models, self._endings, self._counters
+        )
         self._arrivals = Arrivals(
             settings,
             self._lanes,

@@ -11,6 +11,7 @@ frame gets one Retire after it.
 from collections.abc import Mapping
 
 from gpumuxd.commands import Command, Finish, Retire
+from gpumuxd.core import lateness
 from gpumuxd.core.cursor import NO_FRAME, Cursor
 from gpumuxd.core.deadlines import Deadlines
 from gpumuxd.core.lanes import Lanes
@@ -69,7 +70,7 @@ class Endings:
     def run_passed(self, cursor: Cursor) -> None:
         """All groups have passed: what counts is when the last one did."""
         if cursor.last_end_ns > cursor.deadline_ns:
-            cursor.ending = _missed(cursor)
+            cursor.ending = lateness.ended_late(cursor)
         elif cursor.ending is None or cursor.ending.kind is _DEADLINE_MISSED:
             cursor.ending = COMPLETED
         self.ended.append(cursor)
@@ -77,7 +78,15 @@ class Endings:
     def expire(self, now_ns: int) -> None:
         """Deadlines have come."""
         while (expired := self.deadlines.pop_expired(now_ns)) is not None:
-            self.stop(expired, _missed(expired))
+            queue = self.lanes.of(expired).launch_queue
+            self.stop(expired, lateness.expired(expired, queue, now_ns))
+
+    def give_up(
+        self, cursor: Cursor, outcome: Outcome, now_ns: int, commands: list[Command]
+    ) -> None:
+        """It would have been launched next, and can't be in time any more."""
+        self.stop(cursor, outcome)
+        self.finish_ended(now_ns, commands)
 
     def stop_what_never_fits(self) -> None:
         """Weights that came later may leave no room for the frames of queued requests."""
@@ -141,8 +150,3 @@ class Endings:
         if was_blocked:
             for lane in self.lanes.in_order:
                 lane.run_queue.unblock()
-
-
-def _missed(cursor: Cursor) -> Outcome:
-    where = "while it ran" if cursor.is_started else "in the queue"
-    return Outcome(OutcomeKind.DEADLINE_MISSED, f"the deadline passed {where}")

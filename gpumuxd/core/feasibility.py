@@ -1,7 +1,8 @@
 """Can this deadline be met, and whom would it harm? Asked once, when a request arrives.
 
-It decides about arrivals only: an admitted request is never looked at again, it ends in time or
-in DEADLINE_MISSED. It must not know frames, windows or slices beyond what is in flight.
+It decides about arrivals only: whether an admitted request can still be in time is asked in
+`lateness`, when it would be launched next. It must not know frames, windows or slices beyond what
+is in flight.
 
 REALTIME is exact by its earliest-deadline backlog: what is in flight on the lane, then all
 REALTIME work with an earlier deadline, then the request itself; and no admitted REALTIME request
@@ -13,7 +14,7 @@ Where the plan is silent. A request without an estimate is never refused and wei
 or in flight. A guess is no estimate (`bucket_table.py`): sizes that were neither profiled nor run
 refuse neither their own requests nor others, until their own runs tell how long they take. One
 whose deadline has passed is refused, estimate or not. An admitted request that is late already
-refuses every arrival ahead of it, until it expires: nothing here gives it up. Beside a lane that
+refuses every arrival ahead of it, until it is given up or expires. Beside a lane that
 is active, predictions are stretched by the measured interference.
 """
 

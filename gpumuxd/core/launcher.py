@@ -2,7 +2,8 @@
 
 It asks the run queue who is next and `slicing` how far, and books what that takes: a frame at a
 cursor's first slice, the flight, the move of the cursor, the preemption of whoever moved before
-it. It must not know arrivals, deadlines or outcomes.
+it. Who is next and can't be in time any more is given up (`lateness` says so, `endings` does it)
+rather than launched. It must not know arrivals or what becomes of those that have ended.
 
 A lane takes nothing when its window is full, when nobody is eligible, or when the chosen cursor's
 next slice would be over a bound. In the last case nobody else is tried: to launch lower work
@@ -19,8 +20,10 @@ Invariant: `flights` holds exactly the slices that were launched and have not pa
 from collections.abc import Mapping
 
 from gpumuxd.commands import Command, Launch
-from gpumuxd.core.cursor import NO_FRAME, Cursor
+from gpumuxd.core import lateness
+from gpumuxd.core.cursor import NEVER_NS, NO_FRAME, Cursor
 from gpumuxd.core.eligibility import Blocked
+from gpumuxd.core.endings import Endings
 from gpumuxd.core.lanes import Lanes, LaneState
 from gpumuxd.core.launch_queue import Flight, LaunchQueue
 from gpumuxd.core.ledger import Ledger
@@ -52,6 +55,7 @@ class Launcher:
 
     __slots__ = (
         "_counters",
+        "_endings",
         "_held",
         "_held_since_ns",
         "_lanes",
@@ -73,12 +77,14 @@ class Launcher:
         lanes: Lanes,
         ledger: Ledger,
         models: Mapping[str, Model],
+        endings: Endings,
         counters: Counters,
     ) -> None:
         self._settings = settings
         self._lanes = lanes
         self._ledger = ledger
         self._models = models
+        self._endings = endings
         self._counters = counters
         self._slice_id = 0
         self.flights: dict[int, Flight] = {}  # by slice id
@@ -135,6 +141,11 @@ class Launcher:
                 has_blocked = any(model.is_blocked for model in self._models.values())
                 self._counters.blocked[_NO_MEMORY if has_blocked else _NO_FRAME] += 1
                 return
+            if cursor.deadline_ns != NEVER_NS and lateness.may_be_late(cursor, queue, now_ns):
+                outcome = lateness.why_given_up(cursor, queue, now_ns)
+                if outcome is not None:
+                    self._endings.give_up(cursor, outcome, now_ns, commands)
+                    continue
             end, predicted_ns, why_not = choose(cursor, queue, self.bounds, self._settings)
             if why_not is not None:
                 self._counters.blocked[why_not.value] += 1

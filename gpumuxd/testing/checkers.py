@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
 from gpumuxd.events import Event, SliceFailed, SyncPointReached, TenantChanged
 from gpumuxd.settings import SchedulerSettings
+from gpumuxd.testing.early_stops import EarlyStops
 from gpumuxd.testing.fates import why_wrong_fate, why_wrong_report
 from gpumuxd.testing.launch_checks import LaunchCheck, StatisticsSeen
 from gpumuxd.testing.order_checks import Blocking, Fairness, OrderCheck
@@ -68,7 +69,8 @@ class Checkers:
         self._where = where
         self._only = frozenset(only)
         self._launch = LaunchCheck(self.world, statistics)
-        self._order = OrderCheck(self.world)
+        self._stops = EarlyStops(self.world, statistics)
+        self._order = OrderCheck(self.world, self._stops)
         self._blocking = Blocking(self.world)
         self._fairness = Fairness(self.world)
 
@@ -176,6 +178,7 @@ class Checkers:
             )
             return
         problem = why_wrong_fate(self.world, request, command.outcome, now_ns)
+        problem = problem or self._stops.why_wrong(request, command.outcome, now_ns)
         problem = problem or why_wrong_report(self.world, request, command)
         if problem is not None:
             self.violate(Invariant.ONE_FINISH, f"{command}: {problem}")
@@ -223,6 +226,7 @@ class Checkers:
             problem = self._order.why_idle(now_ns)
             if problem is not None:
                 self.violate(Invariant.WORK_CONSERVATION, problem)
+        self._stops.see_poll_done(now_ns)
         self._blocking.see_poll_done(now_ns)
         problem = self._fairness.see_poll_done(now_ns)
         if problem is not None:

@@ -53,7 +53,9 @@ def _why_no_cause(world: World, request: SeenRequest, kind: OutcomeKind, now_ns:
     settings = world.settings
     cause = {
         OutcomeKind.CANCELLED: request.cancelled,
-        OutcomeKind.DEADLINE_MISSED: has_deadline and now_ns >= request.key[0],
+        # Before that time it may be given up: whether rightly is asked in `early_stops.py`.
+        OutcomeKind.DEADLINE_MISSED: has_deadline
+        and (now_ns >= request.key[0] or request.arrived.kind is CursorKind.INFER),
         OutcomeKind.DEADLINE_INFEASIBLE: has_deadline
         and (now_ns >= request.key[0] or (model is not None and model.measured))
         and arrived.kind is CursorKind.INFER,
@@ -87,7 +89,9 @@ def why_wrong_report(world: World, request: SeenRequest, finish: Finish) -> str 
         return "its report has a negative figure"
     if cursor is None or len(world.lanes) > 1:  # lanes beside each other hold each other up too
         return None
-    if report.preemptions != cursor.preemptions:
+    # Who was given up is not preempted any more, but an onlooker can't tell when that was.
+    was_given_up = finish.outcome.kind is OutcomeKind.DEADLINE_MISSED and request.may_be_given_up
+    if not cursor.preemptions - was_given_up <= report.preemptions <= cursor.preemptions:
         return f"it was preempted {cursor.preemptions} times"
     is_over = cursor.is_complete and not cursor.is_interrupted
     waited_ns = cursor.preemption_wait_ns

@@ -15,6 +15,7 @@ from gpumuxd.core.launcher import HOLD_BOUNDS
 from gpumuxd.domain import CursorKind, Lane, PriorityClass, Slice
 from gpumuxd.events import SyncPointReached
 from gpumuxd.settings import Order, Slicing
+from gpumuxd.testing.early_stops import EarlyStops
 from gpumuxd.testing.seen import SeenRequest, SeenSlice
 from gpumuxd.testing.world import World
 
@@ -24,8 +25,9 @@ _PASSED_KEPT = 256
 class OrderCheck:
     """Invariants 4 and 5."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, stops: EarlyStops) -> None:
         self._world = world
+        self._stops = stops
         self._held = (0, 0)  # the request that is held before which group,
         self._held_since_ns = 0  # and since when at the latest
 
@@ -35,9 +37,13 @@ class OrderCheck:
         chosen = world.requests.get(work.members[0])
         if chosen is None:
             return None
+        if chosen.was_passed_over:
+            return f"{chosen.arrived} was passed over before, as if it had been given up"
         for request in self._ahead(chosen):
-            is_other = request is not chosen and request.arrived.request_id not in refused
-            if is_other and world.is_eligible(request, now_ns):
+            if request is chosen or request.arrived.request_id in refused:
+                continue
+            is_first = world.is_eligible(request, now_ns)
+            if is_first and not self._stops.may_be_passed_over(request, now_ns):
                 return (
                     f"{request.arrived} as {request.effective_class.name} goes before "
                     f"{chosen.arrived} as {chosen.effective_class.name}"
@@ -253,6 +259,7 @@ class Fairness:
             tenant = request.arrived.tenant
             if not could_run.get(tenant, False):
                 may_run = has_frame or request.cursor is not None
+                may_run = may_run and not request.may_be_given_up
                 could_run[tenant] = may_run and world.is_eligible(request, now_ns)
         held_back = self._held_back[priority_class]
         held_back.intersection_update(could_run)

@@ -4,7 +4,9 @@ Plain records, changed by `world.py` alone. Each is made when the thing is first
 only what was seen of it.
 """
 
-from gpumuxd.domain import Slice
+from itertools import accumulate
+
+from gpumuxd.domain import Bucket, Slice
 from gpumuxd.events import ModelReady, RequestArrived, TenantChanged
 from gpumuxd.units import NS_PER_S
 
@@ -17,7 +19,7 @@ Bounds = tuple[int | None, ...]
 class SeenModel:
     """A model from its readiness to its release."""
 
-    __slots__ = ("cursors", "is_draining", "live", "measured", "ready")
+    __slots__ = ("_ends_ns", "cursors", "is_draining", "live", "measured", "ready", "slowest_ns")
 
     def __init__(self, ready: ModelReady) -> None:
         self.ready = ready
@@ -25,6 +27,23 @@ class SeenModel:
         self.live = 0
         self.cursors = 0
         self.measured = bool(ready.profile.group_ns)
+        self.slowest_ns: dict[Bucket, int] = {}  # the slowest whole run, told or seen
+        self._ends_ns: dict[Bucket, tuple[int, ...]] = {}
+        for bucket, group_ns in ready.profile.group_ns.items():
+            self._ends_ns[bucket] = (0, *accumulate(max(1, ns) for ns in group_ns))
+            self.slowest_ns[bucket] = max(sum(group_ns), ready.profile.run_ns.get(bucket, 0))
+
+    def see_run(self, bucket: Bucket, device_ns: int) -> None:
+        """One whole run of it has passed."""
+        self.slowest_ns[bucket] = max(self.slowest_ns.get(bucket, 0), device_ns)
+
+    def upper_ns(self, bucket: Bucket, first: int, end: int) -> int:
+        """These groups' share of the slowest run; all of it where no shares are known. 0: no
+        run is known."""
+        slowest_ns, ends_ns = self.slowest_ns.get(bucket, 0), self._ends_ns.get(bucket)
+        if ends_ns is None:
+            return slowest_ns
+        return -(-slowest_ns * (ends_ns[end] - ends_ns[first]) // ends_ns[-1])
 
 
 class SeenTenant:
@@ -103,10 +122,12 @@ class SeenRequest:
         "effective_class",
         "is_admitted",
         "key",
+        "may_be_given_up",
         "met_drain",
         "model",
         "seen_ns",
         "was_held_back",
+        "was_passed_over",
     )
 
     def __init__(self, arrived: RequestArrived, arrival: int, now_ns: int) -> None:
@@ -122,6 +143,8 @@ class SeenRequest:
         self.cancelled = False
         self.met_drain = False  # its model drained already when it arrived
         self.was_held_back = False  # for want of a frame or of memory
+        self.may_be_given_up = False  # since its last launch there was reason to
+        self.was_passed_over = False  # others went before it since its last launch
 
 
 class SeenSlice:

@@ -117,6 +117,8 @@ class World:
         cursor.compute_ns += event.device_ns
         cursor.last_end_ns = event.started_ns + event.device_ns
         cursor.model.measured = True
+        if cursor.is_complete:
+            cursor.model.see_run(seen.work.bucket, cursor.compute_ns)
         if cursor.first_started_ns < 0:
             cursor.first_started_ns = event.started_ns
 
@@ -157,6 +159,7 @@ class World:
         self._interrupt(work.lane, cursor, now_ns)
         seen = SeenSlice(work, cursor, bounds_ns)
         cursor.is_interrupted = False
+        cursor.request.may_be_given_up = False
         cursor.launched = work.end_group
         cursor.in_flight += 1
         self.slices[work.slice_id] = seen

@@ -320,9 +320,9 @@ def test_a_running_request_that_is_late_stops_at_the_next_sync_point() -> None:
         ready("m", *[MS] * 4), duration_ns=lambda work: 3 * work.predicted_ns, **ONE_MS
     )
     talk.run([(0, request(1, "m", deadline=5 * MS))])
-    assert talk.order == [(1, 0, 1), (1, 1, 2)]
+    assert talk.order == [(1, 0, 1)], "after 3 ms three groups are left and 2 ms"
     assert talk.outcomes == {1: OutcomeKind.DEADLINE_MISSED}
-    assert talk.finished_at[1] == 6 * MS
+    assert talk.finished_at[1] == 3 * MS
     assert len(talk.of_type(Retire)) == 1
 
 
@@ -349,17 +349,20 @@ def test_what_counts_is_when_the_last_slice_ended(
 
 
 def test_a_preempted_request_whose_deadline_passes_ends_then() -> None:
-    talk = Conversation(ready("long", *[MS] * 6), ready("rt", *[MS] * 6), **ONE_MS)
+    talk = Conversation(ready("two", MS, MS), ready("rt", *[MS] * 6), **ONE_MS)
     talk.run(
         [
-            (0, request(1, "long", STANDARD, deadline=7 * MS)),
+            (0, request(1, "two", STANDARD, deadline=4 * MS)),
             (10, request(2, "rt", REALTIME, deadline=9 * MS)),
         ]
     )
     assert talk.outcomes == {1: OutcomeKind.DEADLINE_MISSED, 2: OutcomeKind.COMPLETED}
-    assert talk.finished_at[1] == 7 * MS
+    assert talk.finished_at[1] == 4 * MS
     report = talk.finish(1).report
-    assert (report.preemptions, report.preemption_wait_ns) == (1, 6 * MS)
+    assert (report.preemptions, report.preemption_wait_ns) == (1, 3 * MS)
+    outcome = talk.finish(1).outcome
+    assert (outcome.reason, outcome.deadline_ns) == ("the deadline passed while it ran", 4 * MS)
+    assert outcome.predicted_finish_ns == 5 * MS, "had its second group gone next"
 
 
 # Cancellation

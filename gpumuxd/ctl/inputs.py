@@ -1,13 +1,16 @@
-"""`--input name=value` to an array of the type that the model takes."""
+"""What is typed as NAME=VALUE: `--input` to an array of the type that the model takes, `--size`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gpumuxd_client.codec import dtype_of
 from numpy.typing import NDArray
+
+SIZE_DIGITS_MAX = 18
+"""Every such number fits into 64 bits."""
 
 
 class UsageError(Exception):
@@ -32,6 +35,20 @@ def read_input(argument: str, datatypes: Mapping[str, str]) -> tuple[str, NDArra
         return name, _exact(json.loads(text), dtype_of(datatypes[name]))
     except (OSError, ValueError, TypeError, OverflowError, ImportError) as error:
         raise UsageError(f"--input {name}: {error}") from None
+
+
+def read_sizes(arguments: Sequence[str]) -> dict[str, int]:
+    """Sizes by the names of dimensions."""
+    sizes: dict[str, int] = {}
+    for argument in arguments:
+        name, _, number = argument.partition("=")
+        is_number = number.isascii() and number.isdecimal() and len(number) <= SIZE_DIGITS_MAX
+        if not name or not is_number:
+            raise UsageError(f"--size {argument}: expected NAME=N, such as batch=4")
+        if name in sizes:
+            raise UsageError(f"--size {name}: given more than once")
+        sizes[name] = int(number)
+    return sizes
 
 
 def _exact(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -25,8 +25,8 @@ from gpumuxd_client.errors import GpumuxdError, Unreachable
 from rich.console import Console
 
 from gpumuxd import __version__
-from gpumuxd.ctl import model_page, record, tables
-from gpumuxd.ctl.inputs import UsageError, read_input
+from gpumuxd.ctl import explain_page, model_page, record, tables
+from gpumuxd.ctl.inputs import UsageError, read_input, read_sizes
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -121,6 +121,23 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("--version", default="", help="of the model; default: all")
     model.set_defaults(command=_model, show=model_page.show_model)
 
+    explain = commands.add_parser(
+        "explain",
+        help="why a model's work is cut as it is: mode, bound, slices, delay",
+        epilog=_EPILOG,
+        parents=[shared],
+    )
+    explain.add_argument("model")
+    explain.add_argument("--version", default="", help="of the model; default: the newest loaded")
+    explain.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="of a dimension that varies, such as batch=4; default: as in the longest measured run",
+    )
+    explain.set_defaults(command=_explain, show=explain_page.show_explanation)
+
     load = commands.add_parser(
         "load", help="load a model; returns when it serves", parents=[shared]
     )
@@ -206,6 +223,11 @@ def _models(client: Client, options: argparse.Namespace) -> Any:
 
 def _model(client: Client, options: argparse.Namespace) -> Any:
     return asdict(client.model_detail(options.model, version=options.version))
+
+
+def _explain(client: Client, options: argparse.Namespace) -> Any:
+    sizes = read_sizes(options.size)
+    return asdict(client.explain(options.model, version=options.version, sizes=sizes))
 
 
 def _load(client: Client, options: argparse.Namespace) -> Any:

@@ -27,27 +27,27 @@ def show_model(console: Console, model: Any) -> None:
     is_shared = all(policy == policies[0] for policy in policies)
     console.print(Text(model["name"], "bold"))
     if is_shared:
-        _print_rows(console, _policy_rows(policies[0]))
+        print_facts(console, _policy_rows(policies[0]))
     for version in model["versions"]:
         console.print()
         heading = f"version {version['version']}  " if version["version"] else ""
         console.print(Text.assemble((heading, "bold"), state_text(version["state"])))
         if version["reason"]:
-            _print_sentence(console, " ".join(version["reason"].split()))
+            print_sentence(console, " ".join(version["reason"].split()))
         if not is_shared:
-            _print_rows(console, _policy_rows(version["policy"]))
+            print_facts(console, _policy_rows(version["policy"]))
         if version["loaded"] is not None:
             _show_loaded(console, model["name"], version["loaded"])
 
 
 def _show_loaded(console: Console, name: str, loaded: Any) -> None:
-    _print_rows(console, _loaded_rows(name, loaded))
+    print_facts(console, _loaded_rows(name, loaded))
     console.print()
     _print_buckets(console, loaded)
     console.print()
-    _print_sentence(console, loaded["verdict"], _VERDICT_STYLE[loaded["is_preemptible"]])
+    print_sentence(console, loaded["verdict"], _VERDICT_STYLE[loaded["is_preemptible"]])
     for sentence in filter(None, (loaded["advice"], *loaded["notes"])):
-        _print_sentence(console, sentence)
+        print_sentence(console, sentence)
 
 
 def _policy_rows(policy: Any) -> Iterator[tuple[str, str]]:
@@ -77,7 +77,7 @@ def _loaded_rows(name: str, loaded: Any) -> Iterator[tuple[str, str]]:
     weights, frame = _bytes(loaded["weights_bytes"]), _bytes(loaded["frame_bytes"])
     yield "memory", f"weights {weights}, one run {frame}"
     yield "groups", _groups(loaded)
-    yield "bound", _bound(name, loaded["bound"])
+    yield "bound", bound_text(name, loaded["bound"])
 
 
 def _range(dimension: Any, batch_max: int) -> str:
@@ -96,14 +96,15 @@ def _groups(loaded: Any) -> str:
     worst = max(measured, key=lambda bucket: int(bucket["longest"]["device_ns"]))
     sizes = ", ".join(_sizes(loaded, worst))
     longest = worst["longest"]
-    time = format_duration(longest["device_ns"])
+    nodes, time = nodes_text(longest), format_duration(longest["device_ns"])
     return (
-        f"{loaded['group_count']}, the longest is number {longest['group']} ({_nodes(longest)}): "
+        f"{loaded['group_count']}, the longest is number {longest['group']} ({nodes}): "
         f"{time}{f' at {sizes}' if sizes else ''}"
     )
 
 
-def _bound(name: str, bound: Any) -> str:
+def bound_text(name: str, bound: Any) -> str:
+    """A bound, and what gives it or why there is none."""
     match bound["origin"]:
         case "laxity":
             whose = bound["model"] or "another model"
@@ -114,6 +115,8 @@ def _bound(name: str, bound: Any) -> str:
             origin = "slicing = none"
         case "order":
             origin = "order = fifo"
+        case "least_delay":
+            origin = "no model has an SLO, none is configured"
         case "unknown":
             return "not known at this moment"
         case stated:
@@ -136,7 +139,7 @@ def _print_buckets(console: Console, loaded: Any) -> None:
             *map(str, bucket["sizes"]),
             format_duration(bucket["run_ns"]),
             "" if longest is None else format_duration(longest["device_ns"]),
-            "" if longest is None else _nodes(longest),
+            "" if longest is None else nodes_text(longest),
             _beyond(bucket, loaded["bound"]),
         )
     print_table(console, table, indent=2)
@@ -164,7 +167,8 @@ def _sizes(loaded: Any, bucket: Any) -> list[str]:
     ]
 
 
-def _nodes(group: Any) -> str:
+def nodes_text(group: Any) -> str:
+    """Which nodes a group is made of, the last one included."""
     first, last = group["first_node"], group["end_node"] - 1
     return f"node {first}" if first == last else f"nodes {first} .. {last}"
 
@@ -184,7 +188,7 @@ def _bytes(size_bytes: int) -> str:
     return f"{size_bytes / MIB:.1f} MiB"
 
 
-def _print_rows(console: Console, rows: Iterator[tuple[str, str]]) -> None:
+def print_facts(console: Console, rows: Iterator[tuple[str, str]]) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True, min_width=10)
     table.add_column()
@@ -194,5 +198,5 @@ def _print_rows(console: Console, rows: Iterator[tuple[str, str]]) -> None:
         print_table(console, table, indent=2)
 
 
-def _print_sentence(console: Console, sentence: str, style: str = "") -> None:
+def print_sentence(console: Console, sentence: str, style: str = "") -> None:
     console.print(Padding.indent(Text(sentence, style), 2))

@@ -1,12 +1,28 @@
 """Frames to events, and snapshots to frames: one function each, no state."""
 
+from itertools import accumulate, pairwise
+
+from gpumuxd.core import explanation
 from gpumuxd.core.statistics import LAXITY_OF, DeviceStatistics
 from gpumuxd.device.measuring import INTERNAL_MARK
 from gpumuxd.events import RequestArrived, TenantChanged
-from gpumuxd.wire.frames import ModelFigures, SetTenant, Statistics, Submit
+from gpumuxd.wire.frames import (
+    ExplainedSlice,
+    Explanation,
+    ModelFigures,
+    SetTenant,
+    Statistics,
+    Submit,
+)
 
 MODELS_TOLD_MAX = 128
 """Models in one Statistics frame, so that it fits with the longest of names. The first loaded."""
+
+GROUPS_TOLD_MAX = SLICES_TOLD_MAX = 1024
+"""In one Explanation. A model of a thousand groups is told whole, and the frame stays half empty
+even when every number takes nine bytes."""
+
+REASON_CHARS_MAX = 2000
 
 
 def request_arrived(frame: Submit) -> RequestArrived:
@@ -36,8 +52,7 @@ def tenant_changed(frame: SetTenant) -> TenantChanged:
 def statistics_frame(snapshot: DeviceStatistics) -> Statistics:
     """What the parent is told; programs that are only measured are nobody's models."""
     models = [model for model in snapshot.models if INTERNAL_MARK not in model.model]
-    origin = snapshot.bound_origin
-    bound_model = origin.removeprefix(LAXITY_OF) if origin.startswith(LAXITY_OF) else ""
+    bound_origin, bound_model = _origin(snapshot.bound_origin)
     return Statistics(
         queued=snapshot.queued,
         started=snapshot.started,
@@ -56,6 +71,45 @@ def statistics_frame(snapshot: DeviceStatistics) -> Statistics:
             ModelFigures(m.model, m.queued, m.started, m.completed, m.failed)
             for m in models[:MODELS_TOLD_MAX]
         ),
-        bound_origin="laxity" if bound_model else origin,
+        bound_origin=bound_origin,
         bound_model=bound_model,
     )
+
+
+def explanation_frame(why: explanation.Explanation) -> Explanation:
+    """An explanation as the parent is told."""
+    starts_ns = list(accumulate(why.group_ns, initial=0))
+    cuts = list(pairwise((0, *why.slice_ends))) if why.group_ns else []
+    bound_origin, bound_model = _origin(why.bound_origin)
+    return Explanation(
+        bucket=why.bucket,
+        mode=why.mode,
+        reason=why.reason[:REASON_CHARS_MAX],
+        priority_class=why.priority_class,
+        group_count=len(why.group_ns),
+        group_ns=why.group_ns[:GROUPS_TOLD_MAX],
+        run_ns=starts_ns[-1],
+        slice_count=len(cuts),
+        slices=tuple(
+            ExplainedSlice(first, end, starts_ns[end] - starts_ns[first])
+            for first, end in cuts[:SLICES_TOLD_MAX]
+        ),
+        window=why.window,
+        slice_ns=why.slice_ns,
+        bound_ns=why.bound_ns,
+        bound_origin=bound_origin,
+        bound_model=bound_model,
+        floor_ns=why.floor_ns,
+        floor_group=max(range(len(why.group_ns)), key=why.group_ns.__getitem__, default=0),
+        exec_ns=why.exec_ns,
+        preempt_ns=why.preempt_ns,
+        preempt_expected_ns=why.preempt_expected_ns,
+        is_guess=why.is_guess,
+    )
+
+
+def _origin(told: str) -> tuple[str, str]:
+    """What gives a bound, and the key of the model if that is a model's laxity."""
+    if told.startswith(LAXITY_OF):
+        return "laxity", told.removeprefix(LAXITY_OF)
+    return told, ""

@@ -5,7 +5,7 @@ sees a frame. Errors are the classes of `errors.py`.
 """
 
 import enum
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -160,6 +160,7 @@ class BoundOrigin(enum.StrEnum):
     LAXITY = "laxity"
     NO_SLICING = "slicing"
     NO_ORDER = "order"
+    LEAST_DELAY = "least_delay"  # none is promised: slices are as long as is best for all
     UNKNOWN = "unknown"
 
 
@@ -240,6 +241,64 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceView:
+    """Consecutive kernel groups `first_group <= i < end_group` and their predicted time."""
+
+    first_group: int
+    end_group: int
+    predicted_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SizedTensor:
+    """An input at given sizes."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplanationView:
+    """Why the work of a model is cut as it is, at one bucket: as it would be now if it ran alone.
+
+    sizes               of the bucket, by the names of the model's dimensions
+    mode, reason        what decides: bounded, slo, least_delay, or a baseline; and why, a sentence
+    group_ns, slices    as many as are told of `group_count` and `slice_count`; no times while
+                        nothing was measured
+    slice_ns            what slices are cut to, 0 where that is no time
+    floor               the longest group, None while nothing was measured; nodes 0 .. 0 where it
+                        is not known which they are
+    exec_ns             what the sync points add to a run
+    preempt_ns          work that an arrival may have to wait for, at worst and on average
+    is_guess            the times are borrowed from other sizes, or of one first run
+    """
+
+    name: str
+    version: str
+    device: str
+    sizes: tuple[tuple[str, int], ...]
+    inputs: tuple[SizedTensor, ...]
+    priority_class: PriorityClass
+    mode: str
+    reason: str
+    bound: BoundView
+    group_count: int
+    group_ns: tuple[int, ...]
+    run_ns: int
+    slice_count: int
+    slices: tuple[SliceView, ...]
+    window: int
+    slice_ns: int
+    floor: GroupView | None
+    is_floor_over_bound: bool
+    exec_ns: int
+    preempt_ns: int
+    preempt_expected_ns: int
+    is_guess: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RecordingEnd:
     """How a recording ended. One that is not whole can be replayed as far as it goes."""
 
@@ -277,6 +336,13 @@ class NodeApi(Protocol):
 
     async def model_detail(self, tenant: Tenant, name: str, version: str) -> ModelDetail:
         """All versions, or that one, whatever their state. Raises UnknownModel."""
+        ...
+
+    async def explain(
+        self, tenant: Tenant, name: str, version: str, sizes: Mapping[str, int]
+    ) -> ExplanationView:
+        """Of a version that is loaded, the newest if none is named. Dimensions that `sizes` does
+        not name have their smallest size. Raises UnknownModel, ModelNotReady or InvalidRequest."""
         ...
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpumuxd.clock import Clock
+from gpumuxd.domain import Bucket
 from gpumuxd.errors import (
     DeviceLost,
     GpumuxdError,
@@ -30,6 +31,7 @@ from gpumuxd.node.api import Tenant
 from gpumuxd.node.child_process import Child, Spawn, device_environment
 from gpumuxd.node.limits import Ticket
 from gpumuxd.node.loop_channel import LoopChannel
+from gpumuxd.node.questions import Questions
 from gpumuxd.node.recording import Recording
 from gpumuxd.node.request_memory import RequestMemory
 from gpumuxd.node.settings import LinkSettings
@@ -70,6 +72,7 @@ class DeviceLink:
         self._loads: dict[str, asyncio.Future[frames.ModelLoaded]] = {}
         self._unloads: dict[str, asyncio.Future[None]] = {}
         self._statistics_asked: asyncio.Future[None] | None = None
+        self._explanations: Questions[frames.Explanation | None] = Questions()
         self._recording: Recording | None = None
         self._started: asyncio.Future[frames.Started] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -130,6 +133,20 @@ class DeviceLink:
             async with asyncio.timeout(self._limits.statistics_interval_ns / NS_PER_S):
                 await asyncio.shield(self._statistics_asked)
         return self.statistics if self.is_alive else None
+
+    async def explain(self, model: str, bucket: Bucket | None) -> frames.Explanation | None:
+        """Why the work of a model is cut as it is, None where it does not serve any more. Raises
+        DeviceLost, or ModelNotReady when there is no answer."""
+        self._check_alive()
+        limit_s = self._limits.answer_ns_max / NS_PER_S
+        with self._explanations.asked() as (number, answer):
+            self._send_now(frames.AskExplanation(number, model, bucket))
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await answer
+            except TimeoutError:
+                device = self.settings.device
+                raise ModelNotReady(f"device {device} did not answer in {limit_s} s") from None
 
     def reserve(self, call: CheckedCall, ticket: Ticket) -> RequestMemory:
         """Memory in this device's arena, inputs copied in. Raises QueueFull or DeviceLost."""
@@ -247,6 +264,8 @@ class DeviceLink:
             case frames.Statistics():
                 self.statistics = frame
                 self._statistics_told()
+            case frames.Explained(ask_id=number, explanation=explanation):
+                self._explanations.answer(number, explanation)
             case frames.RecordingEnded():
                 self._recording_ended(frame)
             case frames.Started():
@@ -303,6 +322,7 @@ class DeviceLink:
         """Fail all that the child owed. It was reaped, so nothing can touch its memory."""
         self._statistics_told()
         self._recording_ended(frames.RecordingEnded(message, 0, 0, is_broken=True))
+        self._explanations.fail(DeviceLost(message))
         self.requests_lost = len(self._requests)
         recovery_ns = self.recovery_ns()
         for request in self._requests.values():

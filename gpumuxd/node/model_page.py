@@ -66,7 +66,7 @@ def loaded_view(
     settings = replica.link.settings
     spec, loaded, artifact = replica.artifact.spec, replica.loaded, replica.artifact
     bound = bound_of(settings.scheduler, statistics, name_of)
-    rows_max = _rows_max(spec, replica.manifest)
+    rows_max = rows_limit(spec, replica.manifest)
     buckets = _buckets(spec, loaded, bound, rows_max)
     return LoadedView(
         platform=artifact.platform,
@@ -108,7 +108,8 @@ def _versions(policy: VersionPolicy) -> str:
     return "latest" if policy.latest == 1 else f"latest {policy.latest}"
 
 
-def _rows_max(spec: ModelSpec, manifest: Manifest) -> int:
+def rows_limit(spec: ModelSpec, manifest: Manifest) -> int:
+    """Rows in a request, 0 without a batch dimension."""
     index = batch_index(spec)
     if index is None:
         return 0
@@ -131,13 +132,13 @@ def _buckets(
                 longest=_group(groups[0]) if groups else None,
                 beyond_count=len(beyond),
                 has_more_beyond=0 < len(beyond) == len(groups) < loaded.group_count,
-                is_allowed=_is_allowed(spec, sizes, rows_max),
+                is_allowed=is_allowed(spec, sizes, rows_max),
             )
         )
     return tuple(views)
 
 
-def _is_allowed(spec: ModelSpec, sizes: Sequence[int], rows_max: int) -> bool:
+def is_allowed(spec: ModelSpec, sizes: Sequence[int], rows_max: int) -> bool:
     """Does some request within the limit of rows get this bucket."""
     index = batch_index(spec)
     return index is None or sizes[index] <= _bucket_of(spec, index, rows_max)
@@ -169,7 +170,7 @@ def _notes(spec: ModelSpec, buckets: Sequence[BucketView], rows_max: int) -> lis
 
 def _left_out(spec: ModelSpec, loaded: ModelLoaded, rows_max: int) -> list[str]:
     """What would have disturbed others while it was measured will do so when it is asked for."""
-    sizes = [each for each in loaded.left_out if _is_allowed(spec, each, rows_max)]
+    sizes = [each for each in loaded.left_out if is_allowed(spec, each, rows_max)]
     if not sizes:
         return []
     among = (*sizes, *(sizes for sizes, _ in loaded.run_ns))

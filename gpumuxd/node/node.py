@@ -30,6 +30,7 @@ from gpumuxd.errors import (
 )
 from gpumuxd.models.repository import Repository
 from gpumuxd.node.api import (
+    ExplanationView,
     IndexEntry,
     InferCall,
     InferReply,
@@ -41,6 +42,7 @@ from gpumuxd.node.api import (
 )
 from gpumuxd.node.child_process import SPAWN_DEVICE, SPAWN_LOADER, Spawn
 from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.explaining import explain_model
 from gpumuxd.node.journal import Journal
 from gpumuxd.node.limits import Limits, Ticket
 from gpumuxd.node.loading import Loading
@@ -192,6 +194,13 @@ class Node:
     async def model_detail(self, tenant: Tenant, name: str, version: str) -> ModelDetail:
         versions = await self._registry.versions(tenant, name, version)
         return await model_detail(name, versions, tenant, self.tenants)
+
+    async def explain(
+        self, tenant: Tenant, name: str, version: str, sizes: Mapping[str, int]
+    ) -> ExplanationView:
+        return await explain_model(
+            await self._registry.versions(tenant, name, version), tenant, sizes
+        )
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
         return await self._registry.index(tenant)

@@ -12,7 +12,7 @@ from gpumuxd.models.spec import ModelSpec
 from gpumuxd.node.api import BoundOrigin, BoundView, BucketView, GroupView, Verdict
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
 from gpumuxd.units import format_duration
-from gpumuxd.wire.frames import Statistics
+from gpumuxd.wire.frames import Explanation, Statistics
 
 SIZES_NAMED_MAX = 3
 """In one sentence."""
@@ -21,13 +21,14 @@ _ORIGINS = {
     "preemption_delay_ns_max": BoundOrigin.STATED,
     "slice_ns_max": BoundOrigin.SLICE_MAX,
     "laxity": BoundOrigin.LAXITY,
+    "least_delay": BoundOrigin.LEAST_DELAY,
 }
 """The words of a Statistics frame; others are no bound that is known here."""
 
 
 def bound_of(
     settings: SchedulerSettings,
-    statistics: Statistics | None,
+    statistics: Statistics | Explanation | None,
     name_of: Callable[[str], str],
 ) -> BoundView:
     """The bound in force on a device. `name_of` tells of a model's key whose it is, "" where that
@@ -39,6 +40,8 @@ def bound_of(
     origin = _ORIGINS.get(statistics.bound_origin) if statistics is not None else None
     if statistics is None or origin is None:
         return BoundView(None, BoundOrigin.UNKNOWN)
+    if origin is BoundOrigin.LEAST_DELAY:
+        return BoundView(None, origin)
     model = name_of(statistics.bound_model) if origin is BoundOrigin.LAXITY else ""
     return BoundView(statistics.bound_ns, origin, model)
 
@@ -103,6 +106,12 @@ def _unbounded(buckets: Sequence[BucketView], bound: BoundView, device: str) -> 
                 False,
                 "Not preemptible: with slicing = none a whole inference is launched at once on "
                 f"{device}, up to {format_duration(longest_ns)} of this model.",
+            )
+        case BoundOrigin.LEAST_DELAY:
+            return Verdict(
+                None,
+                f"No bound is promised on {device}: no model there has an slo_ms, and none is "
+                "configured. Slices are as long as is best for all.",
             )
     return Verdict(None, f"Not known at this moment: {device} has not told its bound. Ask again.")
 

@@ -22,6 +22,9 @@ class LinkSettings:
     statistics_interval_ns: int = NS_PER_S
     """Age that the figures of a device may reach before they are asked for again."""
 
+    answer_ns_max: int = NS_PER_S
+    """A question of people that a device does not answer in this time is given up."""
+
     silence_ns_max: int = NS_PER_S
     """A loop that makes no turn for this long is dead, whatever its process says."""
 

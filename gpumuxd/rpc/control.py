@@ -4,6 +4,7 @@ from gpumuxd.errors import PermissionDenied
 from gpumuxd.node.api import NodeApi
 from gpumuxd.rpc.call import Caller, Method, for_tenants
 from gpumuxd.rpc.detail_codec import encode_detail
+from gpumuxd.rpc.explanation_codec import encode_explanation
 from gpumuxd.rpc.generated import control_pb2 as pb
 
 SERVICE = "gpumuxd.v1.Control"
@@ -20,6 +21,7 @@ class ControlService:
         return {
             "NodeStatus": for_tenants(pb.NodeStatusRequest, self._node_status),
             "ModelDetail": for_tenants(pb.ModelDetailRequest, self._model_detail),
+            "ExplainModel": for_tenants(pb.ExplainModelRequest, self._explain),
         }
 
     async def _node_status(
@@ -57,3 +59,11 @@ class ControlService:
     ) -> pb.ModelDetailResponse:
         detail = await self._node.model_detail(caller.tenant, request.name, request.version)
         return encode_detail(detail)
+
+    async def _explain(
+        self, request: pb.ExplainModelRequest, caller: Caller
+    ) -> pb.ExplainModelResponse:
+        view = await self._node.explain(
+            caller.tenant, request.name, request.version, dict(request.sizes)
+        )
+        return encode_explanation(view)

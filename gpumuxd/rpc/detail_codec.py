@@ -2,7 +2,9 @@
 
 from gpumuxd.models.spec import TensorSpec, format_size
 from gpumuxd.node.api import (
+    BoundView,
     BucketView,
+    GroupView,
     LoadedView,
     ModelDetail,
     PolicyView,
@@ -63,9 +65,7 @@ def _loaded(view: LoadedView) -> pb.LoadedDetail:
         frame_bytes=view.frame_bytes,
         group_count=view.group_count,
         buckets=[_bucket(bucket) for bucket in view.buckets],
-        bound=pb.BoundDetail(
-            bound_ns=view.bound.bound_ns, origin=view.bound.origin.value, model=view.bound.model
-        ),
+        bound=encode_bound(view.bound),
         preemptible=view.verdict.is_preemptible,
         verdict=view.verdict.sentence,
         advice=view.verdict.advice,
@@ -79,19 +79,24 @@ def _tensor(tensor: TensorSpec) -> pb.TensorDetail:
     )
 
 
+def encode_bound(view: BoundView) -> pb.BoundDetail:
+    return pb.BoundDetail(bound_ns=view.bound_ns, origin=view.origin.value, model=view.model)
+
+
+def encode_group(view: GroupView) -> pb.GroupDetail:
+    return pb.GroupDetail(
+        group=view.group,
+        device_ns=view.device_ns,
+        first_node=view.first_node,
+        end_node=view.end_node,
+    )
+
+
 def _bucket(view: BucketView) -> pb.BucketDetail:
-    longest = None
-    if view.longest is not None:
-        longest = pb.GroupDetail(
-            group=view.longest.group,
-            device_ns=view.longest.device_ns,
-            first_node=view.longest.first_node,
-            end_node=view.longest.end_node,
-        )
     return pb.BucketDetail(
         sizes=view.sizes,
         run_ns=view.run_ns,
-        longest=longest,
+        longest=None if view.longest is None else encode_group(view.longest),
         beyond_count=view.beyond_count,
         has_more_beyond=view.has_more_beyond,
         is_allowed=view.is_allowed,

@@ -13,6 +13,7 @@ travel in the arena and a frame only says where. Times are integer nanoseconds o
     UnloadModel                                ModelReleased
     Ping       with the parent's count         Pong       with the loop's count of turns
     AskStatistics                              Statistics
+    AskExplanation                             Explained
     StartRecording  carries a memory file      RecordingEnded
     StopRecording
     Stop       end after what is in flight     (end of file)
@@ -123,6 +124,14 @@ class StartRecording(Frame, frozen=True):
 
 class StopRecording(Frame, frozen=True):
     """End the recording, if one goes on."""
+
+
+class AskExplanation(Frame, frozen=True):
+    """Asks why the work of a model is cut as it is. `bucket` None: whichever tells most."""
+
+    ask_id: int
+    model: str
+    bucket: Bucket | None
 
 
 class Stop(Frame, frozen=True):
@@ -252,6 +261,49 @@ class RecordingEnded(Frame, frozen=True):
     is_broken: bool = False  # said by the parent of a child that died: it has no proper end
 
 
+class ExplainedSlice(msgspec.Struct, frozen=True, array_like=True):
+    """One slice of an undisturbed run: the groups `first_group <= i < end_group`, their time."""
+
+    first_group: int
+    end_group: int
+    predicted_ns: int
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Mirrors `core.explanation.Explanation`, in as much detail as one frame has room for: of
+    `group_count` groups and `slice_count` slices the first. `bound_model` is the key of the model
+    whose laxity gives the bound, where `bound_origin` is `laxity`.
+    """
+
+    bucket: Bucket
+    mode: str
+    reason: str
+    priority_class: PriorityClass
+    group_count: int
+    group_ns: tuple[int, ...]
+    run_ns: int
+    slice_count: int
+    slices: tuple[ExplainedSlice, ...]
+    window: int
+    slice_ns: int
+    bound_ns: int | None
+    bound_origin: str
+    bound_model: str
+    floor_ns: int
+    floor_group: int
+    exec_ns: int
+    preempt_ns: int
+    preempt_expected_ns: int
+    is_guess: bool
+
+
+class Explained(Frame, frozen=True):
+    """The answer to AskExplanation; none for a model that does not serve on this device."""
+
+    ask_id: int
+    explanation: Explanation | None
+
+
 # Parent and loader
 
 
@@ -295,6 +347,7 @@ AnyFrame = (
     | UnloadModel
     | Ping
     | AskStatistics
+    | AskExplanation
     | StartRecording
     | StopRecording
     | Stop
@@ -306,6 +359,7 @@ AnyFrame = (
     | ModelReleased
     | Pong
     | Statistics
+    | Explained
     | RecordingEnded
     | Read
     | ReadDone

@@ -170,6 +170,7 @@ def test_advice_is_what_would_help(
         (BoundOrigin.NO_SLICING, False, "slicing = none a whole inference is launched at once"),
         (BoundOrigin.NO_ORDER, False, "order = fifo nothing is ordered ahead on cpu:7"),
         (BoundOrigin.UNKNOWN, None, "Not known at this moment: cpu:7"),
+        (BoundOrigin.LEAST_DELAY, None, "No bound is promised on cpu:7: no model there has"),
     ],
 )
 def test_without_a_bound_the_sentence_says_why(
@@ -208,6 +209,7 @@ AUTO, STATED_NS = SchedulerSettings(), "preemption_delay_ns_max"
         (AUTO, 2 * MS, "slice_ns_max", BoundView(2 * MS, BoundOrigin.SLICE_MAX)),
         (AUTO, 5 * MS, STATED_NS, BoundView(5 * MS, BoundOrigin.STATED)),
         (AUTO, 0, "laxity", BoundView(0, BoundOrigin.LAXITY, "voice/3#4")),
+        (AUTO, 9 * MS, "least_delay", BoundView(None, BoundOrigin.LEAST_DELAY)),
         (AUTO, 1 * MS, "something new", BoundView(None, BoundOrigin.UNKNOWN)),
         (AUTO, None, "", BoundView(None, BoundOrigin.UNKNOWN)),
         (

@@ -5,7 +5,7 @@ against the spec, refusals are the classes of `errors.py`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpumuxd.clock import monotonic_ns
@@ -20,6 +20,7 @@ from gpumuxd.errors import (
 from gpumuxd.models.spec import ITEM_BYTES, ModelSpec, Symbol, TensorSpec
 from gpumuxd.node.api import (
     DeviceView,
+    ExplanationView,
     IndexEntry,
     InferCall,
     InferReply,
@@ -31,11 +32,12 @@ from gpumuxd.node.api import (
     RecordingEnd,
     Tenant,
 )
-from tests.rpc.details import FIXED, SEGMENTS
+from tests.rpc.details import FIXED, FIXED_WHY, SEGMENTS, SEGMENTS_WHY
 
 FOREVER_NS = 60_000_000_000
 """A recording of the fake node that is longer than this goes on until its reader leaves."""
 
+WHY = {why.name: why for why in (SEGMENTS_WHY, FIXED_WHY)}
 DETAILS = {detail.name: detail for detail in (SEGMENTS, FIXED)}
 REPORT = RunReport(
     queue_ns=11, compute_ns=22, preemptions=3, preemption_wait_ns=44, predicted_ns=55
@@ -66,6 +68,7 @@ class FakeNode:
     before_reply: Callable[[InferCall], object] | None = None
     ready: bool = True
     details: dict[str, ModelDetail] = field(default_factory=dict)
+    explained: list[tuple[Tenant, str, str, dict[str, int]]] = field(default_factory=list)
     recording: Sequence[bytes] = (b"one", b"two")
 
     def is_ready(self) -> bool:
@@ -94,6 +97,14 @@ class FakeNode:
         if not versions:
             raise UnknownModel(f"model {name!r} has no version {version!r}")
         return replace(detail, versions=versions)
+
+    async def explain(
+        self, tenant: Tenant, name: str, version: str, sizes: Mapping[str, int]
+    ) -> ExplanationView:
+        self.explained.append((tenant, name, version, dict(sizes)))
+        if name not in WHY:
+            raise UnknownModel(f"no model {name!r}")
+        return WHY[name]
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
         return [

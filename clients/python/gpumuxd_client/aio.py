@@ -123,6 +123,18 @@ class AsyncClient:
         """All that is known of a model, of every version or of one, loaded or not."""
         return await self._run(calls.model_detail(model, version), deadline)
 
+    async def explain(
+        self,
+        model: str,
+        *,
+        version: str | int = "",
+        sizes: Mapping[str, int] | None = None,
+        deadline: float | None = None,
+    ) -> types.Explanation:
+        """Why the work of a loaded model is cut as it is, at these sizes of its dimensions; those
+        that are not named are of the longest run that was measured."""
+        return await self._run(calls.explain(model, version, sizes), deadline)
+
     async def record(
         self, seconds: float, *, device: str = "", bytes_max: int = 64 * 1024 * 1024
     ) -> AsyncGenerator[calls.RecordPart, None]:

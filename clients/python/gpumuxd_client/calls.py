@@ -200,6 +200,18 @@ def model_detail(model: str, version: str | int) -> Call[types.ModelDetail]:
     return Call(f"{_CONTROL}ModelDetail", request, detail.decode_model_detail)
 
 
+def explain(
+    model: str, version: str | int, sizes: Mapping[str, int] | None
+) -> Call[types.Explanation]:
+    for name, size in (sizes or {}).items():
+        if not 0 <= size < 2**63:
+            raise ValueError(f"sizes: expected {name} of 0 or more, got {size}")
+    request = control.ExplainModelRequest(
+        name=model, version=version_text(version), sizes=sizes
+    ).SerializeToString()
+    return Call(f"{_CONTROL}ExplainModel", request, detail.decode_explanation)
+
+
 RecordPart = bytes | types.RecordingEnd
 
 

@@ -121,6 +121,18 @@ class Client:
         """All that is known of a model, of every version or of one, loaded or not."""
         return self._run(calls.model_detail(model, version), deadline)
 
+    def explain(
+        self,
+        model: str,
+        *,
+        version: str | int = "",
+        sizes: Mapping[str, int] | None = None,
+        deadline: float | None = None,
+    ) -> types.Explanation:
+        """Why the work of a loaded model is cut as it is, at these sizes of its dimensions; those
+        that are not named are of the longest run that was measured."""
+        return self._run(calls.explain(model, version, sizes), deadline)
+
     def record(
         self, seconds: float, *, device: str = "", bytes_max: int = 64 * 1024 * 1024
     ) -> Iterator[calls.RecordPart]:

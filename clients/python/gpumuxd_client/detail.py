@@ -1,4 +1,4 @@
-"""The page of a model from its message. What its fields mean is in `types.py`."""
+"""What is told of a model, from its messages. What the fields mean is in `types.py`."""
 
 from collections.abc import Iterable
 
@@ -33,7 +33,6 @@ def _policy(message: pb.PolicyDetail) -> types.PolicyDetail:
 
 
 def _loaded(message: pb.LoadedDetail) -> types.LoadedDetail:
-    bound = message.bound
     return types.LoadedDetail(
         platform=message.platform,
         device=message.device,
@@ -52,9 +51,7 @@ def _loaded(message: pb.LoadedDetail) -> types.LoadedDetail:
         frame_bytes=message.frame_bytes,
         group_count=message.group_count,
         buckets=tuple(map(_bucket, message.buckets)),
-        bound=types.BoundDetail(
-            bound.bound_ns if bound.HasField("bound_ns") else None, bound.origin, bound.model
-        ),
+        bound=_bound(message.bound),
         is_preemptible=message.preemptible if message.HasField("preemptible") else None,
         verdict=message.verdict,
         advice=message.advice,
@@ -67,16 +64,54 @@ def _tensors(messages: Iterable[pb.TensorDetail]) -> tuple[types.TensorDetail, .
 
 
 def _bucket(message: pb.BucketDetail) -> types.BucketDetail:
-    longest = message.longest
     return types.BucketDetail(
         sizes=tuple(message.sizes),
         run_ns=message.run_ns,
-        longest=types.GroupDetail(
-            longest.group, longest.device_ns, longest.first_node, longest.end_node
-        )
-        if message.HasField("longest")
-        else None,
+        longest=_group(message.longest) if message.HasField("longest") else None,
         beyond_count=message.beyond_count,
         has_more_beyond=message.has_more_beyond,
         is_allowed=message.is_allowed,
+    )
+
+
+def _bound(message: pb.BoundDetail) -> types.BoundDetail:
+    bound_ns = message.bound_ns if message.HasField("bound_ns") else None
+    return types.BoundDetail(bound_ns, message.origin, message.model)
+
+
+def _group(message: pb.GroupDetail) -> types.GroupDetail:
+    return types.GroupDetail(message.group, message.device_ns, message.first_node, message.end_node)
+
+
+def decode_explanation(data: bytes) -> types.Explanation:
+    response = pb.ExplainModelResponse.FromString(data)
+    return types.Explanation(
+        name=response.name,
+        version=response.version,
+        device=response.device,
+        sizes={each.name: each.size for each in response.sizes},
+        inputs=tuple(
+            types.SizedTensor(each.name, each.datatype, tuple(each.shape))
+            for each in response.inputs
+        ),
+        priority_class=response.priority_class,
+        mode=response.mode,
+        reason=response.reason,
+        bound=_bound(response.bound),
+        group_count=response.group_count,
+        group_ns=tuple(response.group_ns),
+        run_ns=response.run_ns,
+        slice_count=response.slice_count,
+        slices=tuple(
+            types.SliceDetail(each.first_group, each.end_group, each.predicted_ns)
+            for each in response.slices
+        ),
+        window=response.window,
+        slice_ns=response.slice_ns,
+        floor=_group(response.floor) if response.HasField("floor") else None,
+        is_floor_over_bound=response.is_floor_over_bound,
+        exec_ns=response.exec_ns,
+        preempt_ns=response.preempt_ns,
+        preempt_expected_ns=response.preempt_expected_ns,
+        is_guess=response.is_guess,
     )

@@ -168,7 +168,8 @@ class BoundDetail:
     """The bound on preemption delay in force on a device; None: there is none, or it is unknown.
 
     origin   `preemption_delay_ms_max` or `slice_ms_max`, the setting that gives it; `laxity`, the
-             SLO of `model`; `slicing` or `order`, the setting why there is none; `unknown`
+             SLO of `model`; `slicing` or `order`, the setting why there is none; `least_delay`,
+             none is promised; `unknown`
     model    empty where another tenant's may not be named
     """
 
@@ -240,6 +241,66 @@ class ModelDetail:
 
     name: str
     versions: tuple[VersionDetail, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SizedTensor:
+    """An input at given sizes."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceDetail:
+    """Kernel groups `first_group <= i < end_group` that are launched together."""
+
+    first_group: int
+    end_group: int
+    predicted_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why the work of a model is cut as it is, at one size, as it would be now if it ran alone.
+
+    sizes           of the bucket, by the names of the model's dimensions
+    priority_class  the one it is explained for: the highest that a request may have
+    mode, reason    bounded, slo, least_delay, or the baseline none, every, layer or window; and
+                    which rule decided that, in a sentence
+    group_ns        predicted, the first ones of `group_count` where there are very many
+    slices          of one undisturbed run, the first ones of `slice_count`
+    slice_ns        what slices are cut to, 0 where that is no time
+    floor           the longest group: nothing is cut finer; its nodes are 0 .. 0 if not known
+    exec_ns         what the sync points add to a run
+    preempt_ns, preempt_expected_ns
+                    work in flight that an arrival may have to wait for: at most, on average
+    is_guess        the times are borrowed from other sizes, or of one first run
+    """
+
+    name: str
+    version: str
+    device: str
+    sizes: Mapping[str, int]
+    inputs: tuple[SizedTensor, ...]
+    priority_class: str
+    mode: str
+    reason: str
+    bound: BoundDetail
+    group_count: int
+    group_ns: tuple[int, ...]
+    run_ns: int
+    slice_count: int
+    slices: tuple[SliceDetail, ...]
+    window: int
+    slice_ns: int
+    floor: GroupDetail | None
+    is_floor_over_bound: bool
+    exec_ns: int
+    preempt_ns: int
+    preempt_expected_ns: int
+    is_guess: bool
 
 
 @dataclass(frozen=True, slots=True)

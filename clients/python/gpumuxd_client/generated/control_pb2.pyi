@@ -200,6 +200,99 @@ class BoundDetail(_message.Message):
     model: str
     def __init__(self, bound_ns: _Optional[int] = ..., origin: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
 
+class ExplainModelRequest(_message.Message):
+    __slots__ = ("name", "version", "sizes")
+    class SizesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    sizes: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., sizes: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class ExplainModelResponse(_message.Message):
+    __slots__ = ("name", "version", "device", "sizes", "inputs", "priority_class", "mode", "reason", "bound", "group_count", "group_ns", "run_ns", "slice_count", "slices", "window", "slice_ns", "floor", "is_floor_over_bound", "exec_ns", "preempt_ns", "preempt_expected_ns", "is_guess")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_CLASS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_NS_FIELD_NUMBER: _ClassVar[int]
+    RUN_NS_FIELD_NUMBER: _ClassVar[int]
+    SLICE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    SLICE_NS_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    IS_FLOOR_OVER_BOUND_FIELD_NUMBER: _ClassVar[int]
+    EXEC_NS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPT_NS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPT_EXPECTED_NS_FIELD_NUMBER: _ClassVar[int]
+    IS_GUESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    device: str
+    sizes: _containers.RepeatedCompositeFieldContainer[SizeDetail]
+    inputs: _containers.RepeatedCompositeFieldContainer[SizedTensor]
+    priority_class: str
+    mode: str
+    reason: str
+    bound: BoundDetail
+    group_count: int
+    group_ns: _containers.RepeatedScalarFieldContainer[int]
+    run_ns: int
+    slice_count: int
+    slices: _containers.RepeatedCompositeFieldContainer[SliceDetail]
+    window: int
+    slice_ns: int
+    floor: GroupDetail
+    is_floor_over_bound: bool
+    exec_ns: int
+    preempt_ns: int
+    preempt_expected_ns: int
+    is_guess: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., sizes: _Optional[_Iterable[_Union[SizeDetail, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[SizedTensor, _Mapping]]] = ..., priority_class: _Optional[str] = ..., mode: _Optional[str] = ..., reason: _Optional[str] = ..., bound: _Optional[_Union[BoundDetail, _Mapping]] = ..., group_count: _Optional[int] = ..., group_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[int] = ..., slice_count: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[SliceDetail, _Mapping]]] = ..., window: _Optional[int] = ..., slice_ns: _Optional[int] = ..., floor: _Optional[_Union[GroupDetail, _Mapping]] = ..., is_floor_over_bound: _Optional[bool] = ..., exec_ns: _Optional[int] = ..., preempt_ns: _Optional[int] = ..., preempt_expected_ns: _Optional[int] = ..., is_guess: _Optional[bool] = ...) -> None: ...
+
+class SizeDetail(_message.Message):
+    __slots__ = ("name", "size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size: int
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
+
+class SizedTensor(_message.Message):
+    __slots__ = ("name", "datatype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DATATYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    datatype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SliceDetail(_message.Message):
+    __slots__ = ("first_group", "end_group", "predicted_ns")
+    FIRST_GROUP_FIELD_NUMBER: _ClassVar[int]
+    END_GROUP_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_NS_FIELD_NUMBER: _ClassVar[int]
+    first_group: int
+    end_group: int
+    predicted_ns: int
+    def __init__(self, first_group: _Optional[int] = ..., end_group: _Optional[int] = ..., predicted_ns: _Optional[int] = ...) -> None: ...
+
 class RecordRequest(_message.Message):
     __slots__ = ("device", "duration_ns", "bytes_max")
     DEVICE_FIELD_NUMBER: _ClassVar[int]

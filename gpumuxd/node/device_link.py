@@ -56,10 +56,12 @@ class DeviceLink:
         tenants: Sequence[Tenant],
         clock: Clock,
         spawn: Spawn,
+        on_statistics: Callable[["DeviceLink"], None] = lambda link: None,
     ) -> None:
         """Starts the child at once; `wait_started` tells when it is up. Raises OSError when there
-        can be no new process."""
+        can be no new process. `on_statistics` hears each time `statistics` are new."""
         self.settings = settings
+        self._on_statistics = on_statistics
         self.statistics: frames.Statistics | None = None
         self.began_ns = clock()
         self.requests_lost = 0
@@ -264,6 +266,7 @@ class DeviceLink:
             case frames.Statistics():
                 self.statistics = frame
                 self._statistics_told()
+                self._on_statistics(self)
             case frames.Explained(ask_id=number, explanation=explanation):
                 self._explanations.answer(number, explanation)
             case frames.RecordingEnded():

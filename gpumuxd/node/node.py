@@ -299,7 +299,12 @@ class Node:
 
     def _make_link(self, settings: DeviceSettings) -> DeviceLink:
         return DeviceLink(
-            settings, self._settings.link, self.tenants.tenants, self._clock, self._spawn_device
+            settings,
+            self._settings.link,
+            self.tenants.tenants,
+            self._clock,
+            self._spawn_device,
+            self._registry.bound_watch.hear,
         )
 
     def _links(self) -> Mapping[str, DeviceLink | None]:

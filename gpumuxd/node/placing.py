@@ -8,8 +8,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-import structlog
-
 from gpumuxd.errors import DeviceLost, InvalidManifest, ModelNotReady
 from gpumuxd.models.checksum import check_hash
 from gpumuxd.models.listing import ModelVersion
@@ -19,10 +17,7 @@ from gpumuxd.node.loading import LoadedArtifact, Loading
 from gpumuxd.node.model_table import ModelTable, Replica, VersionEntry, key_of
 from gpumuxd.node.tenants import TenantDirectory
 from gpumuxd.node.validation import CallChecker
-from gpumuxd.settings import Order, Slicing
 from gpumuxd.wire.frames import LoadModel
-
-_log = structlog.get_logger()
 
 
 class Placing:
@@ -99,7 +94,7 @@ class Placing:
         loaded = await link.load(frame, artifact.fds)
         if not link.is_alive:  # it said that it loaded, and then ended
             raise DeviceLost(f"device {link.settings.device} was lost; retry")
-        replica = Replica(
+        return Replica(
             key=key,
             version=str(entry.version),
             link=link,
@@ -108,26 +103,4 @@ class Placing:
             class_max=class_max,
             loaded=loaded,
             checker=CallChecker(artifact.spec, manifest.batch_max),
-        )
-        _warn_of_long_group(entry, replica)
-        return replica
-
-
-def _warn_of_long_group(entry: VersionEntry, replica: Replica) -> None:
-    """The device is not preempted inside a group, so one that is too long breaks the promise."""
-    scheduler = replica.link.settings.scheduler
-    if scheduler.slicing is Slicing.NONE or scheduler.order is Order.FIFO:
-        return  # the baselines promise nothing
-    stated_ns = scheduler.preemption_delay_ns_max
-    bound_ns = scheduler.slice_ns_max if stated_ns is None else stated_ns
-    if replica.loaded.longest_group_ns > bound_ns:
-        _log.warning(
-            "group_longer_than_bound",
-            model=entry.label,
-            device=replica.device,
-            longest_group_us=replica.loaded.longest_group_ns // 1000,
-            bound_us=bound_ns // 1000,
-            bound="slice_ms_max" if stated_ns is None else "preemption_delay_ms_max",
-            meaning="urgent requests may wait for this group instead of the bound; for which batch "
-            "size it takes that long is not known here",
         )

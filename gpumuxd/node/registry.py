@@ -22,6 +22,7 @@ from gpumuxd.models.names import check_model_name, is_model_name, version_number
 from gpumuxd.models.repository import Repository
 from gpumuxd.models.version_policy import DEFAULT_POLICY
 from gpumuxd.node.api import IndexEntry, ModelState, ModelView, Tenant
+from gpumuxd.node.bound_watch import BoundWatch
 from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.journal import Journal
@@ -59,6 +60,7 @@ class Registry:
         placing = Placing(self._table, loading, tenants, links)
         self.loads = Loads(self.catalogue, self._table, placing, journal)
         self.recovery = Recovery(self._table, placing, self.loads.locks)
+        self.bound_watch = BoundWatch(self._table)
         self.failures: dict[str, str] = {}
         """Why models that the node loads by itself can't be loaded."""
 

@@ -39,7 +39,6 @@ from gpumuxd.node.settings import (
     TenantSettings,
 )
 from gpumuxd.node.tenants import DEFAULT_TENANT
-from gpumuxd.settings import Order, SchedulerSettings, Slicing
 from gpumuxd.units import NS_PER_MS, NS_PER_S
 from gpumuxd.wire import frames
 from tests.node.fakes import (
@@ -865,34 +864,6 @@ async def test_requests_lost_with_their_device_are_one_line_together(world: Worl
         assert {type(result) for result in results} == {DeviceLost}
         (line,) = [x for x in lines if x["log_level"] == "warning"]
         assert (line["event"], line["requests_lost"]) == ("device_lost", 3)
-
-
-LONG_NS = 40_000
-"""The longest group that `load_well` reports."""
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "bound"),
-    [
-        (SchedulerSettings(), None),
-        (SchedulerSettings(slice_ns_max=LONG_NS), None),
-        (SchedulerSettings(slice_ns_max=LONG_NS - 1), "slice_ms_max"),
-        (SchedulerSettings(preemption_delay_ns_max=LONG_NS - 1), "preemption_delay_ms_max"),
-        (SchedulerSettings(slice_ns_max=1, preemption_delay_ns_max=LONG_NS), None),
-        (SchedulerSettings(slice_ns_max=1, slicing=Slicing.NONE), None),
-        (SchedulerSettings(slice_ns_max=1, order=Order.FIFO), None),
-    ],
-)
-async def test_a_group_longer_than_the_bound_is_a_warning(
-    world: World, scheduler: SchedulerSettings, bound: str | None
-) -> None:
-    with capture_logs() as lines:
-        async with world.started(
-            devices=(replace(CPU_0, scheduler=scheduler),), startup_models=("m",)
-        ):
-            pass
-    warnings = [(x["bound"], x["model"]) for x in lines if x["event"] == "group_longer_than_bound"]
-    assert warnings == ([(bound, "m/1")] if bound else [])
 
 
 async def test_the_memory_of_a_device_counts_its_arena(world: World) -> None:

@@ -1,0 +1,100 @@
+"""Tells the log of models that can't keep the bound in force on their device, whoever set it.
+
+A device is not preempted inside a kernel group, so a model whose longest group is longer than the
+bound may delay urgent work by that group. It is served all the same. Bounds come and go with
+models and with what is learnt of them, so whenever a device tells its figures all models on it are
+looked at: one that was loaded before the model with the tight SLO is told of as well.
+
+The judgement is that of a model's page (`preemptible.py`); here is only when it is worth a line. It
+must not know tenants: the log is the operator's. Invariant: one line per artifact of a version and
+cause of the bound while the version is on the device; a bound that moves is no news.
+"""
+
+from collections.abc import Sequence
+
+import structlog
+
+from gpumuxd.node.api import BucketView, GroupView
+from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.model_page import loaded_view
+from gpumuxd.node.model_table import ModelTable, Replica, VersionEntry
+from gpumuxd.node.preemptible import bound_of, nodes_text
+from gpumuxd.settings import Slicing
+from gpumuxd.wire.frames import Statistics
+
+_log = structlog.get_logger()
+
+_Served = tuple[str, str]
+"""A version of a model, and the hash of its artifact."""
+
+_Cause = tuple[str, str]
+"""What gave a bound: a setting, or laxity and then whose."""
+
+
+class BoundWatch:
+    """Looks at the models of each device that has told its figures."""
+
+    def __init__(self, table: ModelTable) -> None:
+        self._table = table
+        self._told: dict[str, dict[_Served, set[_Cause]]] = {}  # by device
+
+    def hear(self, link: DeviceLink) -> None:
+        """A device has told its figures anew."""
+        statistics = link.statistics
+        assert statistics is not None, "figures came"
+        device, settings = link.settings.device, link.settings.scheduler
+        on_device = [
+            (entry, entry.replica, (entry.label, entry.replica.artifact.artifact_hash))
+            for entry in self._table
+            if entry.replica is not None and entry.replica.device == device
+        ]
+        before = self._told.get(device, {})
+        told = self._told[device] = {served: before.get(served, set()) for *_, served in on_device}
+        bound = bound_of(settings, statistics, _label_of)
+        if bound.bound_ns is None or settings.slicing is not Slicing.ADAPTIVE:
+            return  # none is promised; nor do the baselines keep any
+        cause = (bound.origin.value, bound.model)
+        for entry, replica, served in on_device:
+            if (
+                replica.link is link
+                and entry.is_ready
+                and cause not in told[served]
+                and replica.loaded.longest_group_ns > bound.bound_ns
+                and _warn(entry, replica, statistics)
+            ):
+                told[served].add(cause)
+
+
+def _warn(entry: VersionEntry, replica: Replica, statistics: Statistics) -> bool:
+    """False if the model keeps the bound at all sizes that may be asked of it."""
+    view = loaded_view(replica, statistics, _label_of)
+    if view.verdict.is_preemptible is not False:
+        return False
+    bucket, group = _longest(view.buckets)
+    _log.warning(
+        "group_longer_than_bound",
+        model=entry.label,
+        device=replica.device,
+        group=group.group,
+        nodes=nodes_text(group),
+        sizes=list(bucket.sizes),
+        longest_group_us=group.device_ns // 1000,
+        bound_us=(view.bound.bound_ns or 0) // 1000,
+        bound=view.bound.origin.value,
+        bound_model=view.bound.model,
+        meaning=view.verdict.sentence,
+        advice=view.verdict.advice,
+    )
+    return True
+
+
+def _longest(buckets: Sequence[BucketView]) -> tuple[BucketView, GroupView]:
+    """As the verdict has it: of the buckets that may be asked for, if any may."""
+    allowed = [each for each in buckets if each.is_allowed] or buckets
+    groups = [(each, each.longest) for each in allowed if each.longest is not None]
+    return max(groups, key=lambda pair: pair[1].device_ns)
+
+
+def _label_of(key: str) -> str:
+    """A model and its version, as the rest of the log names it."""
+    return key.rpartition("#")[0]

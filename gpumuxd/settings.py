@@ -124,6 +124,17 @@ class SchedulerSettings:
     memory_bytes_max: int = 8 * GIB
     """Ledger limit of the device: weights, frames and arena together."""
 
+    @property
+    def window_fixed(self) -> int:
+        """Slices in flight of a baseline; 0 where it follows from measurement."""
+        match self.slicing:
+            case Slicing.EVERY | Slicing.LAYER:
+                return 1
+            case Slicing.WINDOW:
+                return min(self.slicing_window or WINDOW_BASELINE, self.window_max)
+            case _:
+                return 0
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSettings:

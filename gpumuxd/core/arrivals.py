@@ -136,6 +136,8 @@ class Arrivals:
         if is_realtime and cursor.priority_class is _REALTIME:
             cursor.tenant.take()
             self._launcher.quiet.arrived(cursor.arrived_ns)
+        if self._settings.weigh_preemption_by_arrivals:
+            self._launcher.rates.arrived(cursor.rank, cursor.arrived_ns)
         if cursor.priority_class > model.class_max:
             model.class_max = cursor.priority_class
             self._launcher.bounds_are_stale = True

@@ -22,6 +22,9 @@ Invariant: `prefix` is empty or has `group_count + 1` strictly increasing entrie
 from collections.abc import Sequence
 from itertools import accumulate
 
+from gpumuxd.core.slice_plan import SlicePlan
+from gpumuxd.domain import PriorityClass
+
 SHIFT = 16
 ONE = 1 << SHIFT
 """Ratios are integers in units of 1/65536."""
@@ -62,6 +65,8 @@ class BucketTable:
         "group_count",
         "is_guess",
         "longest_group_ns",
+        "outstanding_ns",
+        "plans",
         "prefix",
         "quickest",
         "run_ns",
@@ -74,6 +79,8 @@ class BucketTable:
         self.run_ns = 0  # p95 of a whole run, 0 while unknown
         self.is_guess = True  # neither profiled nor run RUNS_TO_REFUSE times
         self.longest_group_ns = 0
+        self.outstanding_ns = 0  # most ever in flight when launched freely, 0 while unknown
+        self.plans: list[SlicePlan | None] = [None] * len(PriorityClass)  # by class of the work
         self.typical = ONE  # median run as a ratio to the base: what `Drift` compares with
         self.quickest = ONE  # the quickest run that is remembered, likewise
         self._typical_min = self._typical_max = ONE

@@ -119,3 +119,16 @@ def expected_in_flight_ns(slices_ns: Sequence[int], window: int) -> int:
         behind_ns = ends[min(index + window, count)] - ends[index + 1]
         left += slice_ns * (slice_ns + 2 * behind_ns)
     return left // (2 * total_ns)
+
+
+def share_over_ppm(slices_ns: Sequence[int], window: int, limit_ns: int) -> int:
+    """The part of the moments of an undisturbed run at which more than this is left in flight."""
+    ends = [0, *accumulate(slices_ns)]
+    total_ns, count = ends[-1], len(slices_ns)
+    if total_ns == 0:
+        return 0
+    over_ns = 0
+    for index, slice_ns in enumerate(slices_ns):
+        behind_ns = ends[min(index + window, count)] - ends[index + 1]
+        over_ns += max(0, slice_ns - max(0, limit_ns - behind_ns))
+    return over_ns * PPM // total_ns

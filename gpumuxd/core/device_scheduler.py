@@ -35,6 +35,7 @@ from gpumuxd.core.bucket_table import ONE
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.endings import Endings
 from gpumuxd.core.estimator import Estimator
+from gpumuxd.core.explanation import Explanation
 from gpumuxd.core.inventory import inventory
 from gpumuxd.core.lanes import Lanes
 from gpumuxd.core.launcher import Launcher
@@ -43,7 +44,7 @@ from gpumuxd.core.model import Model
 from gpumuxd.core.snapshot import Counters, snapshot
 from gpumuxd.core.statistics import DeviceStatistics
 from gpumuxd.core.tap import Tap
-from gpumuxd.domain import Outcome, OutcomeKind, PriorityClass
+from gpumuxd.domain import Bucket, Outcome, OutcomeKind, PriorityClass
 from gpumuxd.events import (
     DeviceLost,
     DeviceMeasured,
@@ -189,6 +190,8 @@ class DeviceScheduler:
             slo_ns=event.slo_ns,
             weights_bytes=event.weights_bytes,
             frame_bytes=event.frame_bytes,
+            operators=event.profile.operators,
+            layer_ends=event.profile.layer_ends,
         )
         self._models[event.model] = model
         self._ledger.book_weights(model)
@@ -256,6 +259,9 @@ class DeviceScheduler:
             self._release_drained(commands)
         if self._lost is None:
             self._launcher.launch(now_ns, commands)
+            # Who was given up instead may have been the last of a model that drains.
+            while self._draining and self._release_drained(commands):
+                self._launcher.launch(now_ns, commands)
         if tap is not None:
             tap.answers(commands[given:])
         return commands
@@ -268,8 +274,9 @@ class DeviceScheduler:
             return held_until_ns if deadline_ns is None else deadline_ns
         return min(deadline_ns, held_until_ns)
 
-    def _release_drained(self, commands: list[Command]) -> None:
-        for model in [each for each in self._draining if each.live == 0]:
+    def _release_drained(self, commands: list[Command]) -> bool:
+        drained = [each for each in self._draining if each.live == 0]
+        for model in drained:
             self._draining.remove(model)
             del self._models[model.key]
             self._estimator.remove(model.number)
@@ -277,6 +284,7 @@ class DeviceScheduler:
             self._launcher.bounds_are_stale = True
             commands.append(Release(model.key))
             self._endings.unblock()
+        return bool(drained)
 
     # What can be seen
 
@@ -306,9 +314,32 @@ class DeviceScheduler:
         )
 
     def bound_ns(self, priority_class: PriorityClass) -> int | None:
-        """The bound on work in flight that an arrival of this class could be ordered ahead of, as
-        of the last poll. None: no loaded model reaches the class."""
-        return self._launcher.bounds.of(priority_class)
+        """How long the device's own work may be in the way of an arrival of this class, as of the
+        last poll: the bound of the class, `slice_ns_max` where nothing is promised. None: no loaded
+        model reaches the class."""
+        return self._launcher.bounds.pace_of(priority_class)
+
+    def explain(
+        self,
+        model_key: str,
+        bucket: Bucket | None = None,
+        priority_class: PriorityClass | None = None,
+    ) -> Explanation | None:
+        """For people: how this model is cut and why, as of the last poll.
+
+        Without a bucket: the one that was seen first. Without a class: the highest that its tenants
+        may ask for. None: there is no such model, or nothing was ever seen of it at that bucket.
+        """
+        model = self._models.get(model_key)
+        if model is None:
+            return None
+        tables = dict(model.estimates.tables())
+        if bucket is None:
+            bucket = next(iter(tables), None)
+        if bucket is None or bucket not in tables:
+            return None
+        asked = model.class_max if priority_class is None else priority_class
+        return self._launcher.explain(model, tables[bucket], bucket, asked)
 
     def why_waiting(self, request_id: int) -> str:
         """For people: why this request does not move now, empty if it is not waiting."""

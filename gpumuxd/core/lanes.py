@@ -28,7 +28,9 @@ class LaneState:
     __slots__ = ("launch_queue", "run_queue")
 
     def __init__(self, lane: Lane, settings: SchedulerSettings) -> None:
-        self.launch_queue = LaunchQueue(lane, settings.window_max, settings.round_trip_ns)
+        self.launch_queue = LaunchQueue(
+            lane, settings.window_max, settings.round_trip_ns, settings.window_fixed
+        )
         self.run_queue = RunQueue(settings.order)
 
 

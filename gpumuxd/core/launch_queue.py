@@ -8,7 +8,11 @@ launch is on its way, what is in flight keeps the device busy. Both are measured
 is the time from the end of a slice to our hearing of it plus the time from a launch on an idle
 lane to its start; each is an average that moves 1/8 of the way and at most doubles at a time, so
 that one late wake-up does not open the window. Where the plan is silent: the window is never
-below 2 (if `window_max` allows), since a window of 1 drains the lane at any jitter at all.
+below 2 (if `window_max` allows), since a window of 1 drains the lane at any jitter at all. A
+baseline may state its window; then it stays.
+
+What sync points cost in device time is measured along the way: with one slice in flight it is the
+round trip; with more it is the gap that the device leaves before a slice that was queued.
 
 Invariant: `len(flights) <= window_max`, and the sums by class are those of the flights.
 """
@@ -71,19 +75,24 @@ class LaunchQueue:
         "busy_ns",
         "covered_ns",
         "flights",
+        "gap_ns",
         "head_since_ns",
         "lane",
         "last_cursor",
         "last_end_ns",
         "window",
+        "window_fixed",
         "window_max",
     )
 
-    def __init__(self, lane: Lane, window_max: int, round_trip_ns: int) -> None:
+    def __init__(
+        self, lane: Lane, window_max: int, round_trip_ns: int, window_fixed: int = 0
+    ) -> None:
         assert window_max >= 1, "a window of 0 launches nothing"
         self.lane = lane
         self.window_max = window_max
-        self.window = min(2, window_max)
+        self.window_fixed = window_fixed  # stated by a baseline; 0: it is measured
+        self.window = min(window_fixed or 2, window_max)
         self.flights: deque[Flight] = deque()
         self.covered_ns = [0] * len(PriorityClass)  # predicted in flight, of each class and below
         self.head_since_ns = 0  # when the head began, as far as is known
@@ -96,6 +105,7 @@ class LaunchQueue:
         self._is_measured = False
         self._slice_ns = 0
         self._passed = 0
+        self.gap_ns = 0  # of the device between two slices, the second of which was queued
 
     @property
     def is_full(self) -> bool:
@@ -109,6 +119,12 @@ class LaunchQueue:
     @property
     def round_trip_ns(self) -> int:
         return self._heard_ns + self._launch_ns if self._is_measured else self._round_trip_guess_ns
+
+    @property
+    def sync_ns_measured(self) -> tuple[int, int]:
+        """What sync points cost here in device time: with one slice in flight, and with more; 0
+        where nothing was measured."""
+        return self.round_trip_ns if self._is_measured else 0, self.gap_ns
 
     def launch(
         self, work: Slice, cursor: Cursor, now_ns: int, is_resumption: bool = False
@@ -132,11 +148,14 @@ class LaunchQueue:
         predicted_ns, covered_ns = flight.predicted_ns, self.covered_ns
         for rank in _RANKS_FROM[flight.cursor.rank]:
             covered_ns[rank] -= predicted_ns
+        before_ns = self.last_end_ns
         self.last_end_ns = self.head_since_ns = end_ns = started_ns + device_ns
         self.busy_ns += device_ns
         self._passed = passed = self._passed + 1
         if flight.was_idle or passed % MEASURED_EVERY == 0:
             self._measure(flight, started_ns, device_ns, now_ns - end_ns)
+            if not flight.was_idle:
+                self.gap_ns = _follow(self.gap_ns, started_ns - before_ns)
 
     def _measure(self, flight: Flight, started_ns: int, device_ns: int, heard_ns: int) -> None:
         self._heard_ns = _follow(self._heard_ns, heard_ns)
@@ -146,6 +165,8 @@ class LaunchQueue:
         slice_ns = self._slice_ns
         slice_ns = slice_ns + ((device_ns - slice_ns) >> 3) if slice_ns else device_ns
         self._slice_ns = slice_ns
+        if self.window_fixed:
+            return
         window = 1 - (-self.round_trip_ns // (slice_ns or 1))
         if window < 2:
             window = 2

@@ -20,19 +20,22 @@ Invariant: `flights` holds exactly the slices that were launched and have not pa
 from collections.abc import Mapping
 
 from gpumuxd.commands import Command, Launch
-from gpumuxd.core import lateness
+from gpumuxd.core import lateness, rehearsal
+from gpumuxd.core.arrival_rates import ArrivalRates
+from gpumuxd.core.bucket_table import BucketTable
 from gpumuxd.core.cursor import NEVER_NS, NO_FRAME, Cursor
 from gpumuxd.core.eligibility import Blocked
 from gpumuxd.core.endings import Endings
+from gpumuxd.core.explanation import Explanation
 from gpumuxd.core.lanes import Lanes, LaneState
 from gpumuxd.core.launch_queue import Flight, LaunchQueue
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
 from gpumuxd.core.quiet import Quiet
 from gpumuxd.core.run_queue import RunQueue
-from gpumuxd.core.slicing import bounds_of, choose
+from gpumuxd.core.slicing import NOT_WEIGHED, bounds_of, choose
 from gpumuxd.core.snapshot import Counters
-from gpumuxd.domain import CursorKind, LaneKind, PriorityClass, Slice, SyncCost
+from gpumuxd.domain import Bucket, CursorKind, LaneKind, PriorityClass, Slice, SyncCost
 from gpumuxd.settings import SchedulerSettings
 
 _new = tuple.__new__
@@ -68,6 +71,7 @@ class Launcher:
         "flights",
         "held_until_ns",
         "quiet",
+        "rates",
         "sync_costs",
     )
 
@@ -91,6 +95,7 @@ class Launcher:
         self.bounds = bounds_of((), settings, settings.round_trip_ns)
         self.bounds_are_stale = False  # models or their estimates changed since
         self.quiet = Quiet()
+        self.rates = ArrivalRates()
         self.sync_costs: tuple[SyncCost, ...] = ()  # none while the device was not measured
         self.held_until_ns: int | None = None  # own work will be launched then, if not before
         self._held = (0, 0)  # which cursor is held before which group,
@@ -99,7 +104,7 @@ class Launcher:
     def launch(self, now_ns: int, commands: list[Command]) -> None:
         """Launch all that may be launched now."""
         if self.bounds_are_stale:
-            self._derive_bounds()
+            self._derive_bounds(now_ns)
         self.held_until_ns = None
         for lane in self._lanes.in_order:
             if lane.run_queue.live:
@@ -107,7 +112,7 @@ class Launcher:
 
     def held_ns(self, cursor: Cursor) -> int:
         """How long the next group of this cursor may be held back in all; 0 if it is not held."""
-        bound_ns = self.bounds.of(PriorityClass.REALTIME)
+        bound_ns = self.bounds.pace_of(PriorityClass.REALTIME)
         if self.held_until_ns is None or bound_ns is None or self._held[0] != cursor.cursor_id:
             return 0
         return HOLD_BOUNDS * bound_ns
@@ -117,12 +122,50 @@ class Launcher:
         own = [slice_id for slice_id, flight in self.flights.items() if flight.cursor is cursor]
         return tuple(own[-1:])
 
-    def _derive_bounds(self) -> None:
-        assert self._lanes.in_order, "lanes are announced before anything else"
+    def _derive_bounds(self, now_ns: int) -> None:
+        compute = self._lanes.compute
+        assert compute is not None, "lanes are announced before anything else"
         self.bounds_are_stale = False
-        round_trip_ns = self._lanes.in_order[0].launch_queue.round_trip_ns
+        gap_ns = NOT_WEIGHED
+        if self._settings.weigh_preemption_by_arrivals:
+            gap_ns = tuple(self.rates.gap_ns(rank, now_ns) for rank in PriorityClass)
         self.bounds = bounds_of(
-            self._models.values(), self._settings, round_trip_ns, before=self.bounds
+            self._models.values(),
+            self._settings,
+            self._lanes.in_order[0].launch_queue.round_trip_ns,
+            before=self.bounds,
+            costs=self._costs(compute.launch_queue),
+            arrival_gap_ns=gap_ns,
+        )
+
+    def _costs(self, queue: LaunchQueue) -> tuple[SyncCost, ...]:
+        """Of the windows that may be used: as they were fitted, or more where that shows.
+
+        Never less: what was fitted also has what a slice costs beside the gap before it.
+        """
+        alone_ns, queued_ns = queue.sync_ns_measured
+        return tuple(
+            SyncCost(window, max(sync_ns, alone_ns if window == 1 else queued_ns), base_ns)
+            for window, sync_ns, base_ns in self.sync_costs
+            if window <= queue.window_max
+        )
+
+    def explain(
+        self, model: Model, table: BucketTable, bucket: Bucket, priority_class: PriorityClass
+    ) -> Explanation:
+        """How this program is cut in work of this class, as of the last decisions."""
+        compute = self._lanes.compute
+        assert compute is not None, "lanes are announced before anything else"
+        queue = compute.launch_queue
+        return rehearsal.explain(
+            model,
+            table,
+            bucket,
+            priority_class,
+            queue,
+            self.bounds,
+            self._settings,
+            self._costs(queue),
         )
 
     def _fill(self, lane: LaneState, now_ns: int, commands: list[Command]) -> None:
@@ -176,7 +219,7 @@ class Launcher:
         self, cursor: Cursor, queue: LaunchQueue, predicted_ns: int, now_ns: int
     ) -> bool:
         """Would this group of the device's own stand in the way of a request that is expected?"""
-        bound_ns = self.bounds.of(PriorityClass.REALTIME)
+        bound_ns = self.bounds.pace_of(PriorityClass.REALTIME)
         if bound_ns is None or queue.lane.kind is not LaneKind.COMPUTE:
             return False
         # What was never measured is taken to be as long as work may be that is in the way.

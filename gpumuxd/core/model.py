@@ -5,6 +5,9 @@ ended; a draining model is released when that reaches zero. What arrived before 
 may still be admitted, however late that is decided: who sent it knew of no drain.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 from gpumuxd.core.estimator import Estimates
 from gpumuxd.domain import PriorityClass
 
@@ -22,8 +25,10 @@ class Model:
         "is_blocked",
         "key",
         "last_arrival",
+        "layer_ends",
         "live",
         "number",
+        "operators_run",
         "slo_ns",
         "started",
         "weights_bytes",
@@ -38,6 +43,8 @@ class Model:
         slo_ns: int | None,
         weights_bytes: int,
         frame_bytes: int,
+        operators: Sequence[int] = (),
+        layer_ends: Sequence[int] = (),
     ) -> None:
         self.key = key
         self.number = number
@@ -47,6 +54,10 @@ class Model:
         self.slo_ns = slo_ns
         self.weights_bytes = weights_bytes
         self.frame_bytes = frame_bytes
+        # For the launch disciplines that count them: how many operators have run before each group,
+        # and at its end; empty: one for each group. The ends of layers; empty: every group is one.
+        self.operators_run = (0, *accumulate(operators)) if operators else ()
+        self.layer_ends = tuple(layer_ends)
         self.last_arrival: int | None = None  # it drains once there is one, and takes none later
         self.is_blocked = False  # its frame does not fit beside what is held now
         self.live = 0

@@ -1,58 +1,107 @@
 """Where the next sync point goes: how many groups of a cursor are launched together, if any.
 
 It knows what is in flight on the lane and what the loaded models could ask for; it must not know
-who else is queued. One rule, in `choose`.
+who else is queued. Which rule holds is said in `slicing_mode`, how long slices of least delay are
+in `slice_plan`; here is how each is kept, in `choose`.
 
 A *bound* belongs to a class: no arrival of that class may find more than that much predicted work
 in flight that it could be ordered ahead of, its own class included. A stated bound
 (`preemption_delay_ns_max`) holds for every class that some loaded model may be asked in; `auto`
-takes the smallest laxity of the models whose `class_max` is that class, at most `slice_ns_max`.
-A class that no loaded model reaches has no bound; work that nobody could be ordered ahead of is
-only cut to keep slices at `slice_ns_max`, `window` of them in flight. (That is rare: a model of
-the cursor's own class is enough to have a bound, and the cursor's own model counts.)
+takes the smallest laxity of the models with an SLO whose `class_max` is that class, at most
+`slice_ns_max`. While the device was not told what its sync points cost, and with the baselines, a
+model without SLO asks for `slice_ns_max`; after that it asks for none, since least delay is
+better. Work that nobody could be ordered ahead of is then only cut to keep slices at
+`slice_ns_max`, `window` of them in flight.
 
 With a window of w a slice is about 1/w of the tightest bound, so that w of them fit and the
 pipeline never drains. If the next group alone is longer than a bound, that group is launched when
 nothing else that the bound covers is in flight: one group is the least that makes progress.
 
+A *plan* says the length of slices and how many of them may be in flight. Those of higher
+classes count, since who follows them should not fill the lane; those of lower classes don't, since
+who preempts them should not wait for them to drain before it is launched.
+
 Decisions where the plan is silent. The laxity of a model is taken for its longest run that can
 meet its SLO at all: larger batches than that have no laxity to protect. In flight counts whole
 until it has passed; how far the head has run is not known well enough to be worth a shorter
-drain. A model without SLO asks for `slice_ns_max`. Draining models count until their release.
-The baseline `none` launches whole inferences and keeps the window. Measured work does not follow
+drain. Draining models count until their release. The baseline `none` launches whole inferences and
+keeps the measured window, the others keep the one they state. Measured work does not follow
 unmeasured work in a lane before that has passed, nor the other way round.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
+from gpumuxd.core.arrival_rates import share_ppm
+from gpumuxd.core.bucket_table import BucketTable
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.eligibility import Blocked
 from gpumuxd.core.launch_queue import LaunchQueue
 from gpumuxd.core.model import Model
-from gpumuxd.core.statistics import LAXITY_OF
-from gpumuxd.domain import CursorKind, PriorityClass
+from gpumuxd.core.slice_plan import Basis, SlicePlan, Slo, make_plan
+from gpumuxd.core.slicing_mode import Mode
+from gpumuxd.core.statistics import LAXITY_OF, LEAST_DELAY, SLICE_NS_MAX
+from gpumuxd.domain import CursorKind, PriorityClass, SyncCost
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
 
 _CLASSES = len(PriorityClass)
+NOT_WEIGHED = (0,) * _CLASSES
 
 UNBOUNDED = 1 << 62
 
 # Bound to names, because naming a member through its enum class takes 0.4 us on Python 3.11.
+_ADAPTIVE = Slicing.ADAPTIVE
 _WHOLE_RUNS = Slicing.NONE
+_LAYER = Slicing.LAYER
 _PROFILE = CursorKind.PROFILE
 _UNKNOWN_ESTIMATE = Blocked.UNKNOWN_ESTIMATE
 _OVER_BOUND = Blocked.OVER_BOUND
+_WINDOW_FULL = Blocked.WINDOW_FULL
 
 
 class Bounds:
     """What the loaded models ask of work in flight, by class. Replaced, never changed."""
 
-    __slots__ = ("by_class", "covering", "origin", "tightest_from")
+    __slots__ = (
+        "arrival_gap_ns",
+        "by_class",
+        "costs",
+        "covering",
+        "floor_ns",
+        "is_firm",
+        "origin",
+        "origins",
+        "pace_ns",
+        "slos",
+        "tightest_from",
+    )
 
-    def __init__(self, by_class: list[int], origin: str) -> None:
-        self.by_class = by_class  # UNBOUNDED where no loaded model reaches the class
-        self.origin = origin
+    def __init__(
+        self,
+        by_class: list[int],
+        origins: list[str],
+        *,
+        is_firm: bool = True,
+        pace_ns: list[int] | None = None,
+        floor_ns: int = 0,
+        costs: tuple[SyncCost, ...] = (),
+        slos: tuple[Slo, ...] = (),
+        arrival_gap_ns: tuple[int, ...] = NOT_WEIGHED,
+    ) -> None:
+        self.by_class = by_class  # UNBOUNDED where no loaded model gives the class one
+        self.origins = origins  # what gave each class its bound, or that it has none
+        self.origin = self.origin_from(0)
+        self.is_firm = is_firm  # kept even where one group is longer; no plans
+        self.pace_ns = by_class if pace_ns is None else pace_ns
+        """How long the device's own work may be in the way of each class: its bound, else
+        `slice_ns_max` where some loaded model may be asked in it."""
+        self.floor_ns = floor_ns
+        """The longest group that is known of any loaded model: whatever the bounds say, one such
+        may be in flight, alone."""
+        self.costs = costs
+        self.slos = slos
+        self.arrival_gap_ns = arrival_gap_ns
+        """For work of each class: between arrivals that go ahead of it; 0 where not weighed."""
         self.tightest_from = [min(by_class[index:]) for index in range(_CLASSES)]
         """For work of each class: the smallest bound of those who could be ordered ahead."""
         self.covering = [
@@ -67,8 +116,34 @@ class Bounds:
 
     def of(self, priority_class: PriorityClass) -> int | None:
         """The bound of one class, None where it has none."""
-        bound_ns = self.by_class[priority_class]
-        return None if bound_ns == UNBOUNDED else bound_ns
+        return _known(self.by_class[priority_class])
+
+    def pace_of(self, priority_class: PriorityClass) -> int | None:
+        """How long the device's own work may be in the way of this class; None: as it likes."""
+        return _known(self.pace_ns[priority_class])
+
+    def origin_from(self, rank: int) -> str:
+        """What gave the tightest bound on work of this class, or says why there is none."""
+        return self.origins[min(range(rank, _CLASSES), key=self.by_class.__getitem__)]
+
+    def is_same(self, other: "Bounds") -> bool:
+        return all(getattr(self, name) == getattr(other, name) for name in _COMPARED)
+
+
+_COMPARED = (
+    "by_class",
+    "origins",
+    "is_firm",
+    "pace_ns",
+    "floor_ns",
+    "costs",
+    "slos",
+    "arrival_gap_ns",
+)
+
+
+def _known(bound_ns: int) -> int | None:
+    return None if bound_ns == UNBOUNDED else bound_ns
 
 
 def bounds_of(
@@ -76,34 +151,51 @@ def bounds_of(
     settings: SchedulerSettings,
     round_trip_ns: int,
     before: Bounds | None = None,
+    costs: tuple[SyncCost, ...] = (),
+    arrival_gap_ns: tuple[int, ...] = NOT_WEIGHED,
 ) -> Bounds:
     """Derive the bounds; `before` again if they are the same, as they mostly are. Called when
-    models or their estimates change, not at every decision."""
-    by_class = [UNBOUNDED] * _CLASSES
+    models or their estimates change, not at every decision. `costs`: of the windows that may be
+    used; empty while unknown."""
+    by_class, pace_ns = [UNBOUNDED] * _CLASSES, [UNBOUNDED] * _CLASSES
     if settings.order is Order.FIFO:
-        return Bounds(by_class, "fifo: nobody is ordered ahead")
-    tightest_ns, origin = settings.slice_ns_max, "slice_ns_max"
-    stated_ns = settings.preemption_delay_ns_max
+        return Bounds(by_class, ["fifo: nobody is ordered ahead"] * _CLASSES)
+    stated_ns, slice_ns_max = settings.preemption_delay_ns_max, settings.slice_ns_max
+    is_firm = stated_ns is not None or settings.slicing is not _ADAPTIVE or not costs
+    origins = [SLICE_NS_MAX if is_firm else LEAST_DELAY] * _CLASSES
+    floor_ns, slos = 0, []
     for model in models:
+        rank = int(model.class_max)
+        floor_ns = max([floor_ns, *(t.longest_group_ns for _, t in model.estimates.tables())])
         if stated_ns is not None:
             bound_ns, origin = stated_ns, "preemption_delay_ns_max"
+        elif model.slo_ns is not None:
+            slo = slo_of(model, model.slo_ns, round_trip_ns)
+            slos.append(slo)
+            bound_ns, origin = slo.laxity_ns, f"{LAXITY_OF}{model.key}"
+            if bound_ns >= slice_ns_max:
+                bound_ns, origin = slice_ns_max, SLICE_NS_MAX
         else:
-            bound_ns = min(settings.slice_ns_max, laxity_ns(model, settings, round_trip_ns))
-            if bound_ns < tightest_ns:
-                tightest_ns, origin = bound_ns, f"{LAXITY_OF}{model.key}"
-        rank = int(model.class_max)
+            bound_ns, origin = slice_ns_max if is_firm else UNBOUNDED, origins[rank]
         if bound_ns < by_class[rank]:
-            by_class[rank] = bound_ns
-    if before is not None and before.by_class == by_class and before.origin == origin:
-        return before
-    return Bounds(by_class, origin)
+            by_class[rank], origins[rank] = bound_ns, origin
+        pace_ns[rank] = min(pace_ns[rank], slice_ns_max if bound_ns == UNBOUNDED else bound_ns)
+    bounds = Bounds(
+        by_class,
+        origins,
+        is_firm=is_firm,
+        pace_ns=pace_ns,
+        floor_ns=floor_ns,
+        costs=() if is_firm else costs,
+        slos=() if is_firm else tuple(slos),
+        arrival_gap_ns=arrival_gap_ns,
+    )
+    return before if before is not None and before.is_same(bounds) else bounds
 
 
-def laxity_ns(model: Model, settings: SchedulerSettings, round_trip_ns: int) -> int:
+def slo_of(model: Model, slo_ns: int, round_trip_ns: int) -> Slo:
     """How long a request of this model may wait and still meet its SLO; never negative."""
-    if model.slo_ns is None:
-        return settings.slice_ns_max
-    budget_ns = model.slo_ns - round_trip_ns
+    budget_ns = slo_ns - round_trip_ns
     fitting_ns, is_known = 0, False
     for _, table in model.estimates.tables():
         run_ns = table.run_ns
@@ -111,9 +203,9 @@ def laxity_ns(model: Model, settings: SchedulerSettings, round_trip_ns: int) -> 
             is_known = True
             if fitting_ns < run_ns <= budget_ns:
                 fitting_ns = run_ns
-    if is_known and not fitting_ns:
-        return 0
-    return max(0, budget_ns - fitting_ns)
+    can_be_met = budget_ns > 0 and (fitting_ns > 0 or not is_known)
+    laxity_ns = budget_ns - fitting_ns if can_be_met else 0
+    return Slo(model.key, int(model.class_max), laxity_ns, fitting_ns)
 
 
 def choose(
@@ -123,17 +215,24 @@ def choose(
 
     The window has room: whoever asks has looked.
     """
-    prefix = cursor.table.prefix
+    table = cursor.table
+    prefix = table.prefix
     next_group = cursor.next_group
     flights = queue.flights
     if not prefix:
         return next_group + 1, 0, _UNKNOWN_ESTIMATE if flights else None
     if flights and not flights[0].predicted_ns:  # as `has_unknown`
         return 0, 0, _UNKNOWN_ESTIMATE
-    if settings.slicing is _WHOLE_RUNS and cursor.kind is not _PROFILE:
-        return cursor.group_count, prefix[-1] - prefix[next_group], None
+    if settings.slicing is not _ADAPTIVE and cursor.kind is not _PROFILE:
+        end = _fixed_end(cursor, settings)
+        return end, prefix[end] - prefix[next_group], None
 
     covering, covered_ns = bounds.covering[cursor.rank], queue.covered_ns
+    # As `slicing_mode.is_bounded`.
+    if not bounds.is_firm and (
+        not covering or table.longest_group_ns > bounds.tightest_from[cursor.rank]
+    ):
+        return _planned(cursor, queue, bounds)
     target_ns = settings.slice_ns_max
     if covering:
         room_ns = UNBOUNDED
@@ -164,3 +263,57 @@ def _is_alone(predicted_ns: int, covering: list[tuple[int, int]], covered_ns: li
         if covered_ns[rank] and covered_ns[rank] + predicted_ns > bound_ns:
             return False
     return bool(covering) or covered_ns[-1] == 0
+
+
+def _fixed_end(cursor: Cursor, settings: SchedulerSettings) -> int:
+    """Where the next slice ends under a baseline."""
+    model, next_group = cursor.model, cursor.next_group
+    if settings.slicing is _WHOLE_RUNS:
+        return cursor.group_count
+    if settings.slicing is _LAYER:
+        ends = model.layer_ends
+        if not ends:
+            return next_group + 1
+        place = bisect_right(ends, next_group)
+        return ends[place] if place < len(ends) else cursor.group_count
+    run = model.operators_run
+    operators = max(1, settings.slicing_operators)
+    if not run:
+        return min(next_group + operators, cursor.group_count)
+    return min(bisect_left(run, run[next_group] + operators, next_group + 1), cursor.group_count)
+
+
+def _planned(cursor: Cursor, queue: LaunchQueue, bounds: Bounds) -> tuple[int, int, Blocked | None]:
+    """The cursor's next slice by its plan."""
+    rank, table, next_group = cursor.rank, cursor.table, cursor.next_group
+    prefix = table.prefix
+    plan = table.plans[rank]
+    if plan is None or plan.prefix is not prefix or plan.bounds is not bounds:
+        plan = plan_of(cursor.model, table, rank, bounds)
+    flights, window = queue.flights, plan.window
+    if len(flights) >= window:
+        for flight in flights:
+            window -= flight.cursor.rank >= rank
+        if window <= 0:
+            return 0, 0, _WINDOW_FULL
+    start_ns, end = prefix[next_group], next_group + 1
+    if prefix[end] - start_ns < plan.slice_ns and cursor.kind is not _PROFILE:
+        end = bisect_right(prefix, start_ns + plan.slice_ns, end) - 1
+    return end, prefix[end] - start_ns, None
+
+
+def plan_of(model: Model, table: BucketTable, rank: int, bounds: Bounds) -> SlicePlan:
+    """The plan for work of this class, made anew if what it was made from has moved."""
+    slos = tuple(slo for slo in bounds.slos if slo.rank >= rank)
+    basis = Basis(
+        Mode.SLO if slos else Mode.LEAST_DELAY,
+        bounds.costs,
+        slos,
+        (model.slo_ns or 0) if slos else 0,
+        share_ppm(table.prefix[-1], bounds.arrival_gap_ns[rank]),
+    )
+    plan = table.plans[rank]
+    if plan is None or not plan.is_current(basis, table.prefix[-1], table.longest_group_ns):
+        plan = table.plans[rank] = make_plan(basis, table.prefix, table.outstanding_ns)
+    plan.prefix, plan.bounds = table.prefix, bounds
+    return plan

@@ -34,7 +34,8 @@ class Counters:
         self.blocked = dict.fromkeys((reason.value for reason in Blocked), 0)
 
     def blocked_by_reason(self) -> dict[str, int]:
-        return self.blocked | {Blocked.WINDOW_FULL.value: self.window_full}
+        full = Blocked.WINDOW_FULL.value  # of the lane, or of a plan
+        return self.blocked | {full: self.window_full + self.blocked[full]}
 
 
 def snapshot(

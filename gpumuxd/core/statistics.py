@@ -12,6 +12,13 @@ LAXITY_OF = "laxity of "
 """How the origin of a bound begins that a model's SLO gave; its key follows."""
 
 
+SLICE_NS_MAX = "slice_ns_max"
+"""The origin of a bound that this setting gave."""
+
+LEAST_DELAY = "least_delay"
+"""The origin of no bound: slices are as long as is best for all, and nothing is promised."""
+
+
 @dataclass(frozen=True, slots=True)
 class BucketEstimate:
     """What is believed of a model at one bucket."""

@@ -8,7 +8,8 @@
     6 one Finish for each arrival
 
 `Checkers` reads events and commands before they are carried out, and `statistics()`; the private
-state of the scheduler is none of its business, so a scheduler can't be right by its own word.
+state of the scheduler is none of its business, so a scheduler can't be right by its own word. One
+exception: slices of least delay are as long as `explain()` says, for there a bound does not exist.
 3, 5 and 11 are in `order_checks.py`, 10 is asked by the simulator's loop.
 
 A checker that can't fail is worthless: `tests/sim/test_checkers.py` breaks a scheduler once for
@@ -23,7 +24,7 @@ from gpumuxd.events import Event, SliceFailed, SyncPointReached, TenantChanged
 from gpumuxd.settings import SchedulerSettings
 from gpumuxd.testing.early_stops import EarlyStops
 from gpumuxd.testing.fates import why_wrong_fate, why_wrong_report
-from gpumuxd.testing.launch_checks import LaunchCheck, StatisticsSeen
+from gpumuxd.testing.launch_checks import Explain, LaunchCheck, StatisticsSeen
 from gpumuxd.testing.order_checks import Blocking, Fairness, OrderCheck
 from gpumuxd.testing.world import World
 
@@ -59,6 +60,7 @@ class Checkers:
         self,
         settings: SchedulerSettings,
         statistics: Callable[[], StatisticsSeen],
+        explain: Explain,
         where: str,
         only: Collection[Invariant] = tuple(Invariant),
     ) -> None:
@@ -68,7 +70,7 @@ class Checkers:
         self._statistics = statistics
         self._where = where
         self._only = frozenset(only)
-        self._launch = LaunchCheck(self.world, statistics)
+        self._launch = LaunchCheck(self.world, statistics, explain)
         self._stops = EarlyStops(self.world, statistics)
         self._order = OrderCheck(self.world, self._stops)
         self._blocking = Blocking(self.world)
@@ -153,7 +155,7 @@ class Checkers:
         if work.model not in world.models:
             self.violate(Invariant.DRAINING, f"launches {work} of a model that is not loaded")
             return
-        bounds_ns = ask.bounds_ns()
+        bounds_ns = ask.bounds_ns(work)
         for invariant, problem in (
             (Invariant.GROUPS_IN_ORDER, ask.why_wrong_groups(work)),
             (Invariant.ONE_FINISH, ask.why_wrong_members(work, now_ns)),

@@ -7,9 +7,11 @@ the launch is wrong, or None. They know the world as it was before the launch.
 from collections.abc import Callable
 from typing import Protocol
 
+from gpumuxd.core.explanation import LEAST_DELAY, SLO, Explanation
 from gpumuxd.core.statistics import LAXITY_OF
-from gpumuxd.domain import CursorKind, PriorityClass, Slice
-from gpumuxd.settings import Order, Slicing
+from gpumuxd.domain import Bucket, CursorKind, PriorityClass, Slice
+from gpumuxd.events import ModelProfile
+from gpumuxd.settings import Order, SchedulerSettings, Slicing
 from gpumuxd.testing.seen import Bounds
 from gpumuxd.testing.world import World
 
@@ -41,13 +43,24 @@ class StatisticsSeen(Protocol):
     def rescales(self) -> int: ...
 
 
-class LaunchCheck:
-    """Asks every question of a launch that can be answered at once."""
+Explain = Callable[[str, Bucket, PriorityClass], Explanation | None]
+"""The scheduler's own word on how work of a class is cut: `DeviceScheduler.explain`."""
 
-    def __init__(self, world: World, statistics: Callable[[], StatisticsSeen]) -> None:
+
+class LaunchCheck:
+    """Asks every question of a launch that can be answered at once.
+
+    Where a device's sync points were measured and no bound is stated, the scheduler may choose
+    slices itself. That it may is asked of what an onlooker knows; what it chose is its own word.
+    """
+
+    def __init__(
+        self, world: World, statistics: Callable[[], StatisticsSeen], explain: Explain
+    ) -> None:
         self._world = world
         self._settings = world.settings
         self._statistics = statistics
+        self._explain = explain
 
     def why_wrong_groups(self, work: Slice) -> str | None:
         """Invariant 1, and `passed <= launched <= groups`."""
@@ -100,19 +113,51 @@ class LaunchCheck:
             return "there is no such lane"
         if len(lane) >= settings.window_max:
             return f"{len(lane)} slices are in flight, window_max is {settings.window_max}"
-        is_single = work.end_group - work.first_group == 1
-        if is_single:
-            return None
         request = self._world.requests.get(work.members[0])
-        if request is not None and request.arrived.kind is CursorKind.PROFILE:
-            return "profiles run group by group"
-        if settings.slicing is Slicing.NONE:
+        is_profile = request is not None and request.arrived.kind is CursorKind.PROFILE
+        if settings.slicing is not Slicing.ADAPTIVE:
+            return self._why_not_as_stated(work, len(lane), is_profile)
+        if work.end_group - work.first_group == 1:
             return None
+        if is_profile:
+            return "profiles run group by group"
         if not self._world.models[work.model].measured:
             return "what was never measured runs one group at a time"
-        if work.predicted_ns > settings.slice_ns_max:
-            return f"slice_ns_max is {settings.slice_ns_max}"
+        slice_ns_max = settings.slice_ns_max
+        if request is not None and (chosen := self._chosen(work, request.effective_class)):
+            slice_ns_max = chosen.slice_ns
+        if work.predicted_ns > slice_ns_max:
+            return f"the longest slice is {slice_ns_max} ns"
         return None
+
+    def _why_not_as_stated(self, work: Slice, in_flight: int, is_profile: bool) -> str | None:
+        """A baseline cuts at places that can be counted, and has a window of its own."""
+        settings = self._settings
+        window = settings.window_fixed or settings.window_max
+        if in_flight >= window:
+            return f"{in_flight} slices are in flight, slicing = {settings.slicing} has {window}"
+        if is_profile or not work.predicted_ns:
+            end = work.first_group + 1  # group by group
+        else:
+            end = _stated_end(work, self._world.models[work.model].ready.profile, settings)
+        if work.end_group == end:
+            return None
+        return f"slicing = {settings.slicing} has a sync point after group {end}"
+
+    def _chosen(self, work: Slice, priority_class: PriorityClass) -> Explanation | None:
+        """What the scheduler says it chose for this work, if it may choose at all."""
+        world, settings = self._world, self._settings
+        if not world.sync_costs or settings.preemption_delay_ns_max is not None:
+            return None
+        if settings.order is Order.FIFO or settings.slicing is not Slicing.ADAPTIVE:
+            return None
+        has_slo = any(
+            model.ready.slo_ns is not None and model.ready.class_max >= priority_class
+            for model in world.models.values()
+        )
+        told = self._explain(work.model, work.bucket, priority_class)
+        is_chosen = told is not None and told.mode == (SLO if has_slo else LEAST_DELAY)
+        return told if is_chosen else None
 
     def why_wrong_budget(self, work: Slice, bounds_ns: Bounds) -> str | None:
         """Invariant 2, second half: no class may find more in flight that should yield to it.
@@ -178,17 +223,26 @@ class LaunchCheck:
             return None
         return f"a derived bound of {bound_ns} ns, slice_ns_max {self._settings.slice_ns_max}"
 
-    def bounds_ns(self) -> Bounds:
-        """By class: the bound on work that its arrivals could be ordered ahead of.
+    def bounds_ns(self, work: Slice) -> Bounds:
+        """By class: the bound on work that its arrivals could be ordered ahead of, for this slice.
 
-        A class has one if some loaded model may be asked in it at most. A derived bound is the
-        scheduler's own word for the tightest class, and at most `slice_ns_max` for all.
+        A class has one if some loaded model may be asked in it at most; where the device's sync
+        points were measured and none is stated, if one of those has an SLO. A derived bound is
+        the scheduler's own word for the tightest class, and at most `slice_ns_max` for all.
         """
         settings = self._settings
-        if settings.slicing is Slicing.NONE or settings.order is Order.FIFO:
+        if settings.slicing is not Slicing.ADAPTIVE or settings.order is Order.FIFO:
+            return _NO_BOUNDS
+        request = self._world.requests.get(work.members[0])
+        if request is not None and self._chosen(work, request.effective_class) is not None:
             return _NO_BOUNDS
         models = self._world.models.values()
-        reached = {model.ready.class_max for model in models}
+        is_asked = self._world.sync_costs and settings.preemption_delay_ns_max is None
+        reached = {
+            model.ready.class_max
+            for model in models
+            if not is_asked or model.ready.slo_ns is not None
+        }
         stated_ns = settings.preemption_delay_ns_max
         ceiling_ns = settings.slice_ns_max if stated_ns is None else stated_ns
         bounds_ns = [ceiling_ns if one in reached else None for one in PriorityClass]
@@ -198,3 +252,18 @@ class LaunchCheck:
             if tightest is not None:
                 bounds_ns[tightest.ready.class_max] = told.bound_ns
         return tuple(bounds_ns)
+
+
+def _stated_end(work: Slice, profile: ModelProfile, settings: SchedulerSettings) -> int:
+    """Where this slice ends under a baseline, counted group by group."""
+    count, first = profile.group_count, work.first_group
+    if settings.slicing is Slicing.NONE:
+        return count
+    if settings.slicing is Slicing.LAYER:
+        ends = profile.layer_ends or range(1, count + 1)
+        return next((end for end in ends if end > first), count)
+    operators = profile.operators or (1,) * count
+    run, end = operators[first], first + 1
+    while end < count and run < max(1, settings.slicing_operators):
+        run, end = run + operators[end], end + 1
+    return end

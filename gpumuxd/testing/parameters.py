@@ -8,7 +8,7 @@ and never refer to each other.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 
-from gpumuxd.domain import Bucket, PriorityClass
+from gpumuxd.domain import Bucket, PriorityClass, SyncCost
 from gpumuxd.events import ModelProfile
 from gpumuxd.settings import SchedulerSettings
 
@@ -109,6 +109,9 @@ class DeviceParameters:
     tenants: tuple[TenantParameters, ...]
     clients: tuple[ClientParameters, ...]
     faults: FaultParameters
+    sync_costs: tuple[SyncCost, ...] = ()
+    """What its scheduler is told of its sync points, and when; empty: nothing."""
+    measured_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,4 +152,4 @@ def _fields(value: object, skip: tuple[str, ...] = ()) -> str:
     return " ".join(shown)
 
 
-_SHOWN_TUPLES = ("storms_ns", "reloads", "reweights")
+_SHOWN_TUPLES = ("sync_costs", "storms_ns", "reloads", "reweights")

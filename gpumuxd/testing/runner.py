@@ -17,6 +17,8 @@ import msgspec
 
 from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
 from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.core.explanation import Explanation
+from gpumuxd.domain import Bucket, PriorityClass
 from gpumuxd.events import DeviceLost, Event, ModelReady
 from gpumuxd.executors.virtual import VirtualClock, VirtualExecutor
 from gpumuxd.settings import SchedulerSettings
@@ -46,6 +48,9 @@ class Scheduler(Protocol):
     def poll(self, now_ns: int) -> list[Command]: ...
     def next_wakeup_ns(self) -> int | None: ...
     def statistics(self) -> StatisticsSeen: ...
+    def explain(
+        self, model_key: str, bucket: Bucket | None, priority_class: PriorityClass | None
+    ) -> Explanation | None: ...
 
 
 SchedulerOf = Callable[[SchedulerSettings], Scheduler]
@@ -139,7 +144,11 @@ class DeviceRun:
         self._checkers: Checkers | None = None
         if self._check:
             self._checkers = Checkers(
-                parameters.settings, self._scheduler.statistics, self._where, self._check
+                parameters.settings,
+                self._scheduler.statistics,
+                self._scheduler.explain,
+                self._where,
+                self._check,
             )
 
     def step(self) -> bool:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpumuxd.domain import Bucket, PriorityClass
+from gpumuxd.domain import Bucket, PriorityClass, SyncCost
 from gpumuxd.events import ModelProfile
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
 from gpumuxd.testing.parameters import (
@@ -41,7 +41,9 @@ def draw(seed: int) -> Parameters:
     devices = [_draw_device(rng, f"cpu:{i}", events) for i in range(count)]
     # Draws of its own: what else a seed means stays as it was before there were such loads.
     loads = Random(f"{seed}/loads")
-    return Parameters(seed, tuple(_draw_loads(loads, device) for device in devices))
+    devices = [_draw_loads(loads, device) for device in devices]
+    modes = Random(f"{seed}/modes")  # likewise
+    return Parameters(seed, tuple(_draw_modes(modes, device) for device in devices))
 
 
 def log_uniform(rng: Random, low: int, high: int) -> int:
@@ -95,6 +97,43 @@ def _draw_loads(rng: Random, device: DeviceParameters) -> DeviceParameters:
         load_ns = rng.randrange(device.horizon_ns) if is_late else 0
         models.append(replace(model, load_ns=load_ns, chunk_ns=(chunk_ns,) * chunks))
     return replace(device, models=tuple(models))
+
+
+def _draw_modes(rng: Random, device: DeviceParameters) -> DeviceParameters:
+    """Some devices are told what their sync points cost, and some cut as a baseline does."""
+    settings = device.settings
+    if _chance(rng, 0.15):
+        kind = rng.choice((Slicing.LAYER, Slicing.EVERY, Slicing.WINDOW))
+        settings = replace(
+            settings,
+            slicing=kind,
+            slicing_operators=0 if kind is Slicing.LAYER else log_uniform(rng, 1, 100),
+            slicing_window=rng.randint(1, 4) if kind is Slicing.WINDOW else 0,
+        )
+        models = tuple(_draw_layers(rng, model) for model in device.models)
+        return replace(device, settings=settings, models=models)
+    if _chance(rng, 0.5):
+        return device
+    if _chance(rng, 0.7):
+        settings = replace(settings, preemption_delay_ns_max=None)
+    settings = replace(settings, weigh_preemption_by_arrivals=_chance(rng, 0.3))
+    alone_ns, base_ns = log_uniform(rng, 1_000, 500_000), rng.randint(0, 500_000)
+    costs = tuple(
+        SyncCost(window, alone_ns if window == 1 else rng.randint(0, alone_ns), base_ns)
+        for window in range(1, 5)
+    )
+    measured_ns = rng.choice((0, rng.randrange(device.horizon_ns)))
+    return replace(device, settings=settings, sync_costs=costs, measured_ns=measured_ns)
+
+
+def _draw_layers(rng: Random, model: ModelParameters) -> ModelParameters:
+    """What the baselines count: operators and layers; some artifacts say nothing of either."""
+    count = model.group_count
+    operators = tuple(rng.randint(1, 30) for _ in range(count)) if _chance(rng, 0.8) else ()
+    ends = [end for end in range(1, count) if _chance(rng, 0.5)]
+    layer_ends = (*ends, count) if _chance(rng, 0.8) else ()
+    profile = replace(model.profile, operators=operators, layer_ends=layer_ends)
+    return replace(model, profile=profile)
 
 
 def _draw_settings(rng: Random, models: tuple[ModelParameters, ...]) -> SchedulerSettings:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from gpumuxd.domain import Bucket, CursorKind, Lane, LaneKind, OutcomeKind, PriorityClass
 from gpumuxd.events import (
     DeviceLost,
+    DeviceMeasured,
     Event,
     ModelDraining,
     ModelProfile,
@@ -216,6 +217,9 @@ class Workload:
                 tenant.name, tenant.weight, tenant.realtime_per_s, tenant.realtime_burst
             )
             self._post(now_ns, changed)
+        if self._parameters.sync_costs:
+            measured = DeviceMeasured(self._parameters.sync_costs)
+            self._post(max(now_ns, self._parameters.measured_ns), measured)
         for name in self._models:
             self._load(name, max(now_ns, self._models[name].load_ns))
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from gpumuxd.commands import Admit, Finish, Launch, Release, Retire
-from gpumuxd.domain import Lane, LaneKind, Outcome, PriorityClass, Slice
+from gpumuxd.domain import Lane, LaneKind, Outcome, PriorityClass, Slice, SyncCost
 from gpumuxd.events import (
     DeviceLost,
     DeviceMeasured,
@@ -61,6 +61,7 @@ class World:
         self.slices_launched = 0
         self.groups_launched = 0
         self.is_lost = False
+        self.sync_costs: tuple[SyncCost, ...] = ()
         self.touched: list[SeenRequest] = []
         """Requests that an event may have brought to their end since the last poll."""
         self.frames_for = [_frames_for(settings, one) for one in PriorityClass]
@@ -103,8 +104,8 @@ class World:
                 self.is_lost = True
                 for one_class in self.waiting.values():
                     one_class.clear()
-            case DeviceMeasured():
-                pass  # what a sync point costs changes nobody's state
+            case DeviceMeasured(costs):
+                self.sync_costs = costs
             case _:
                 raise AssertionError(f"unknown event {event!r}")
 

@@ -81,7 +81,7 @@ def test_k_and_window_are_chosen_together(sync_ns: tuple[int, int], expected: in
             )
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     groups=st.integers(1, 5_000),
     tau_ns=st.integers(1, 10**6),
@@ -97,22 +97,22 @@ def test_longer_slices_cost_less_and_leave_more_in_flight(
         assert shorter.preempt_ns <= longer.preempt_ns <= outstanding * tau_ns
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(groups=st.integers(200, 100_000), tau_ns=st.integers(10_000, 10**6), root=st.integers(4, 60))
 def test_the_choice_lies_beside_the_square_root(groups: int, tau_ns: int, root: int) -> None:
     """Relaxed to real k the sum is least at sqrt(a N / tau), and the grid's best is next to it."""
     sync_ns = root * root * tau_ns // groups + 1
     best = isqrt(sync_ns * groups // tau_ns)
     chosen = choose(groups, tau_ns, groups, [SyncCost(1, sync_ns, 0)])
-    # Equal sums lie at a constant ratio around the root, and the grid's steps are at most 2.5;
+    # Equal sums lie at a constant ratio around the root, and the grid's steps are at most 2.5 here;
     # the floor in N / k moves it by one part in k.
-    near = [k for k in GRID if best / 3.5 <= k <= best * 3.5]
+    near = [k for k in GRID if best / 2 <= k <= best * 2]
     assert chosen.slice_groups in near
     least_ns = 2 * isqrt(sync_ns * groups * tau_ns)
-    assert chosen.delay.total_ns <= 1.2 * least_ns + sync_ns + tau_ns
+    assert chosen.delay.total_ns <= 1.1 * least_ns + sync_ns + tau_ns
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(groups=st.integers(1, 2_000), outstanding=st.integers(1, 30), tau_ns=st.integers(1, 10**5))
 def test_launch_bound_models_get_no_sync_points(groups: int, outstanding: int, tau_ns: int) -> None:
     """When all that is ever in flight is worth less than one sync point, none pays."""

@@ -2,12 +2,12 @@
 
 import pytest
 
-from gpumuxd.commands import Launch
+from gpumuxd.commands import Launch, Release, Retire
 from gpumuxd.core import lateness
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.launch_queue import LaunchQueue
 from gpumuxd.domain import OutcomeKind, PriorityClass
-from gpumuxd.events import ModelProfile, ModelReady, RequestCancelled
+from gpumuxd.events import ModelDraining, ModelProfile, ModelReady, RequestCancelled
 from gpumuxd.settings import Order
 from tests.core.conversation import (
     BEST_EFFORT,
@@ -262,3 +262,12 @@ def test_a_refusal_tells_both_times(deadline: int, finish: int) -> None:
     assert outcome.kind is OutcomeKind.DEADLINE_INFEASIBLE
     finish = finish if deadline > MS * 5 // 2 else 4 * MS + MS
     assert (outcome.predicted_finish_ns, outcome.deadline_ns) == (finish, deadline)
+
+
+def test_who_is_given_up_may_be_the_last_of_a_model_that_drains() -> None:
+    """Its release comes in the same poll: nothing else might ever happen."""
+    talk = Conversation(ready("m", *[MS] * 4), duration_ns=lambda work: 9 * MS // 2, **ONE_MS)
+    talk.say(request(1, "m", deadline=5 * MS))
+    talk.say(ModelDraining("m"))
+    assert talk.step() == [talk.finish(1), *talk.of_type(Retire), Release("m")]
+    assert talk.outcomes == {1: MISSED}

@@ -40,7 +40,7 @@ def choose(
     model = make_model(*group_ns, measured=measured)
     cursor = make_cursor(2, model, priority_class, kind=kind)
     cursor.next_group = next_group
-    end, predicted_ns, blocked = slicing.choose(cursor, queue, Bounds(bounds, ""), settings)
+    end, predicted_ns, blocked = slicing.choose(cursor, queue, Bounds(bounds, [""] * 3), settings)
     return blocked or (end, predicted_ns)
 
 
@@ -151,7 +151,6 @@ def with_runs(slo_ns: int | None, *runs_ns: int, key: str = "m", class_max: int 
 @pytest.mark.parametrize(
     ("slo_ns", "runs_ns", "round_trip_ns", "laxity_ns"),
     [
-        (None, (500,), 0, 1_000),  # slice_ns_max
         (600, (500,), 0, 100),
         (600, (500,), 40, 60),
         (600, (500,), 101, 0),  # cannot be met at all
@@ -161,10 +160,9 @@ def with_runs(slo_ns: int | None, *runs_ns: int, key: str = "m", class_max: int 
         (600, (), 0, 600),  # not measured yet
     ],
 )
-def test_laxity(
-    slo_ns: int | None, runs_ns: tuple[int, ...], round_trip_ns: int, laxity_ns: int
-) -> None:
-    assert slicing.laxity_ns(with_runs(slo_ns, *runs_ns), SETTINGS, round_trip_ns) == laxity_ns
+def test_laxity(slo_ns: int, runs_ns: tuple[int, ...], round_trip_ns: int, laxity_ns: int) -> None:
+    slo = slicing.slo_of(with_runs(slo_ns, *runs_ns, class_max=1), slo_ns, round_trip_ns)
+    assert (slo.model, slo.rank, slo.laxity_ns) == ("m", 1, laxity_ns)
 
 
 @pytest.mark.parametrize(
@@ -210,4 +208,4 @@ def test_laxity_follows_the_estimates() -> None:
         column = table.new_column(0)
         table.record_slice(column, 0, 1, 300)
         table.record_run(column, 300, 0)
-    assert slicing.laxity_ns(model, SETTINGS, 0) == 300
+    assert slicing.slo_of(model, 600, 0).laxity_ns == 300

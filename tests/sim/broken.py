@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
 from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.core.explanation import Explanation
 from gpumuxd.core.statistics import DeviceStatistics
-from gpumuxd.domain import COMPLETED, OutcomeKind, RunReport
+from gpumuxd.domain import COMPLETED, Bucket, OutcomeKind, PriorityClass, RunReport
 from gpumuxd.events import (
     DeviceLost,
     Event,
@@ -52,6 +53,11 @@ class Bent:
 
     def statistics(self) -> DeviceStatistics:
         return self.inner.statistics()
+
+    def explain(
+        self, model_key: str, bucket: Bucket | None, priority_class: PriorityClass | None
+    ) -> Explanation | None:
+        return self.inner.explain(model_key, bucket, priority_class)
 
 
 def _each(commands: list[Command], change: Callable[[Command], list[Command]]) -> list[Command]:

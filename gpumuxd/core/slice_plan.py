@@ -1,0 +1,186 @@
+"""How long slices are and how many are in flight where no bound decides that: Deft's choice.
+
+A *plan* belongs to one program at one shape bucket, for work of one class. It is made by trying:
+the program is cut at each of some lengths, `delay_predictor` says what that costs for each window,
+and the best is kept. In `least_delay` that is the smallest sum of delays; in `slo` first the
+fewest SLOs that are predicted to be missed, over the co-resident models, then the smallest sum,
+then the longer slices. It must not know cursors, queues or what is in flight.
+
+A slice is cut by time, `slice_ns`, not by a count, since groups differ in length: k groups of mean
+length. The lengths that are tried are finer than the grid of the paper, whose first steps
+of two are too coarse for programs of a few dozen groups; for equal groups the choice is
+the paper's wherever that is on both.
+
+SLOs missed are counted in percent of the moments at which a request may come, because a worst case
+would call a model with one long group lost and then protect nobody: of a co-resident model,
+those in which more is in flight than its laxity; of this one, all or none, by its own run, its
+sync points and one run of the longest that could be ordered ahead.
+
+Plans are made when they are first needed and kept: making one takes about a millisecond for a
+hundred groups. `is_current` compares what a plan was made from, within NOTICEABLE.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from operator import sub
+from typing import NamedTuple
+
+from gpumuxd.core.delay_predictor import (
+    PPM,
+    Delay,
+    predict_cut,
+    share_over_ppm,
+    weighed_ns,
+)
+from gpumuxd.core.slicing_mode import Mode
+from gpumuxd.domain import SyncCost
+
+NOTICEABLE_SHIFT = 3
+"""An estimate that moved by more than 1/8 makes a plan stale. The sum of delays is flat around
+its least: half as much in length costs a tenth of a percent."""
+
+NOTICEABLE_NS = 5_000
+"""A sync cost that moved by less makes no difference worth a new plan."""
+
+_PERCENT_PPM = PPM // 100
+_LENGTHS_EXACT = 10
+"""Up to so many groups each number is tried, then steps of a quarter."""
+
+
+class Slo(NamedTuple):
+    """A co-resident model that declared one: how long its requests may wait, how long they run."""
+
+    model: str
+    rank: int
+    laxity_ns: int
+    run_ns: int
+
+
+class Basis(NamedTuple):
+    """What a plan is made from, besides the times of the program itself."""
+
+    mode: Mode
+    costs: tuple[SyncCost, ...]
+    slos: tuple[Slo, ...]  # of the models that could be ordered ahead; empty unless in `slo`
+    own_slo_ns: int  # of the program's model, 0 if it has none
+    share_ppm: int  # of its runs that are preempted, as far as that is weighed
+
+
+class SlicePlan:
+    """Slices of up to `slice_ns`, `window` of them in flight, and their predicted cost."""
+
+    __slots__ = (
+        "basis",
+        "bounds",
+        "delay",
+        "longest_ns",
+        "prefix",
+        "slice_ns",
+        "total_ns",
+        "window",
+    )
+
+    def __init__(
+        self, basis: Basis, prefix: list[int], slice_ns: int, window: int, delay: Delay
+    ) -> None:
+        self.basis = basis
+        self.slice_ns = slice_ns
+        self.window = window
+        self.delay = delay
+        self.total_ns = prefix[-1]
+        self.longest_ns = longest_group_ns(prefix)
+        # What it was last held against, by identity: `slicing.choose` looks no further.
+        self.prefix = prefix
+        self.bounds: object = None
+
+    def is_current(self, basis: Basis, total_ns: int, longest_ns: int) -> bool:
+        """Would a plan that is made now be made from about the same?"""
+        mine = self.basis
+        return (
+            not _moved(self.total_ns, total_ns)
+            and not _moved(self.longest_ns, longest_ns)
+            and abs(mine.share_ppm - basis.share_ppm) <= mine.share_ppm >> 1
+            and (mine.mode, mine.own_slo_ns) == (basis.mode, basis.own_slo_ns)
+            and _same_costs(mine.costs, basis.costs)
+            and _same_slos(mine.slos, basis.slos)
+        )
+
+
+def longest_group_ns(prefix: Sequence[int]) -> int:
+    longest_ns: int = max(map(sub, prefix[1:], prefix))
+    return longest_ns
+
+
+def _moved(before: int, after: int) -> bool:
+    return abs(after - before) > before >> NOTICEABLE_SHIFT
+
+
+def _same_costs(before: Sequence[SyncCost], after: Sequence[SyncCost]) -> bool:
+    return len(before) == len(after) and all(
+        abs(now.sync_ns - was.sync_ns) <= max(NOTICEABLE_NS, was.sync_ns >> 2)
+        and now.base_ns == was.base_ns
+        for was, now in zip(before, after, strict=True)
+    )
+
+
+def _same_slos(before: Sequence[Slo], after: Sequence[Slo]) -> bool:
+    return len(before) == len(after) and all(
+        (was.model, was.rank) == (now.model, now.rank)
+        and not _moved(was.laxity_ns, now.laxity_ns)
+        and not _moved(was.run_ns, now.run_ns)
+        for was, now in zip(before, after, strict=True)
+    )
+
+
+def cut(prefix: Sequence[int], slice_ns: int) -> list[int]:
+    """The lengths of the slices of an undisturbed run; none is longer but for a single group."""
+    slices_ns, first, count = [], 0, len(prefix) - 1
+    while first < count:
+        start_ns = prefix[first]
+        end = max(first + 1, bisect_right(prefix, start_ns + slice_ns, first + 1) - 1)
+        slices_ns.append(prefix[end] - start_ns)
+        first = end
+    return slices_ns
+
+
+def lengths_ns(prefix: Sequence[int]) -> Iterator[int]:
+    """The slice lengths that are tried, ascending; the last one is the whole run."""
+    groups, total_ns = len(prefix) - 1, prefix[-1]
+    count = 1
+    while count < groups:
+        yield max(1, total_ns * count // groups)
+        count += 1 if count < _LENGTHS_EXACT else count >> 2
+    yield total_ns
+
+
+def make_plan(basis: Basis, prefix: list[int], outstanding_ns_max: int) -> SlicePlan:
+    """Try all lengths and windows. `outstanding_ns_max`: the most ever in flight, 0 if unknown."""
+    assert basis.costs, "without the cost of a sync point there is nothing to choose by"
+    outstanding_ns_max = outstanding_ns_max or prefix[-1]
+    best: tuple[tuple[int, int, int, int], int, int, Delay] | None = None
+    for slice_ns in lengths_ns(prefix):
+        slices_ns = cut(prefix, slice_ns)
+        for cost in basis.costs:
+            delay = predict_cut(slices_ns, outstanding_ns_max, cost)
+            total_ns = weighed_ns(delay, basis.share_ppm)
+            if basis.mode is Mode.SLO:
+                missed = _slos_missed(basis, slices_ns, cost, delay)
+                key = (missed, total_ns, cost.window, -slice_ns)
+            else:
+                key = (0, total_ns, cost.window, slice_ns)
+            if best is None or key < best[0]:
+                best = (key, slice_ns, cost.window, delay)
+    assert best is not None
+    return SlicePlan(basis, prefix, *best[1:])
+
+
+def _slos_missed(basis: Basis, slices_ns: Sequence[int], cost: SyncCost, delay: Delay) -> int:
+    """Predicted, in percent of requests, summed over the co-resident models."""
+    missed = sum(
+        share_over_ppm(slices_ns, cost.window, slo.laxity_ns) // _PERCENT_PPM for slo in basis.slos
+    )
+    if basis.own_slo_ns:
+        stolen_ns = max((slo.run_ns for slo in basis.slos), default=0)
+        run_ns = sum(slices_ns) + delay.exec_ns + stolen_ns
+        missed += 100 * (run_ns > basis.own_slo_ns)
+    return missed

@@ -5,8 +5,8 @@ each other. What-if replays run on that.
                    the profile; of one that did not run to its end, the medians of its model's runs
     heard          from the end of a slice to the loop's hearing of it: as recorded, in a circle,
                    since its rare long values make the tails
-    turn, start    medians: from there to the decision, from the decision to the start on an idle
-    and gap        lane, and between two slices of a busy lane
+    turn, start    means, because their sum is what the device idles: from there to the decision,
+    and gap        from the decision to the start on an idle lane, between slices of a busy lane
 
 It must not know settings. Integers only, so that a prediction is the same everywhere.
 """
@@ -17,7 +17,7 @@ from itertools import accumulate
 from statistics import median_low
 
 from gpumuxd.domain import Bucket
-from gpumuxd.replay.history import History, Request
+from gpumuxd.replay.history import History, Passage, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,6 @@ def device_model(history: History) -> DeviceModel:
             if group_ns is not None:
                 known[request_id] = group_ns
     passed = [passage for passage in history.passages if passage.has_passed]
-    heard = [max(0, one.heard_ns - one.end_ns) for one in passed]
     starts = [one.started_ns - one.launched_ns for one in passed if one.launched_on_idle]
     gaps = [
         one.started_ns - one.before.end_ns
@@ -61,12 +60,23 @@ def device_model(history: History) -> DeviceModel:
     ]
     return DeviceModel(
         ends_ns={one: (0, *accumulate(group_ns)) for one, group_ns in known.items()},
-        heard_ns=tuple(heard) or (0,),
-        turn_ns=_median(history.turns_ns),
-        start_ns=_median(starts),
-        gap_ns=_median(gaps),
+        heard_ns=tuple(_heard(passed)) or (0,),
+        turn_ns=_mean(history.turns_ns),
+        start_ns=_mean(starts),
+        gap_ns=_mean(gaps),
         unknown=len(history.requests) - len(known),
     )
+
+
+def _heard(passed: Sequence[Passage]) -> list[int]:
+    """How late each slice was heard of. When the loop stood still, several are heard of at once:
+    the first says for how long, and the others would say it again."""
+    late_ns = [max(0, one.heard_ns - one.end_ns) for one in passed]
+    usual_ns = _median(late_ns)
+    return [
+        usual_ns if before is not None and before.heard_ns == one.heard_ns else ns
+        for before, one, ns in zip([None, *passed], passed, late_ns, strict=False)
+    ]
 
 
 def _group_ns(request: Request, history: History) -> list[int] | None:
@@ -101,6 +111,10 @@ def _profiled(request: Request, history: History) -> list[int] | None:
 
 def _medians(runs: Sequence[Sequence[int]]) -> list[int]:
     return [median_low(each) for each in zip(*runs, strict=True)]
+
+
+def _mean(values: Sequence[int]) -> int:
+    return max(0, sum(values) // len(values)) if values else 0
 
 
 def _median(values: Sequence[int]) -> int:

@@ -12,24 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gpumuxd_client import AsyncClient, Client
-from gpumuxd_client.errors import GpumuxdError
+from gpumuxd_client.errors import DeadlineExceeded, DeadlineInfeasible, GpumuxdError
 
 from gpumuxd.errors import ConfigError
 from tests.daemon.harness import LIMIT_S, Daemon, Site, run_serve, watch_exit
-from tests.node.artifacts import export_busy, export_tiny
 
 REQUESTS = 60
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 BUSY_X = np.ones((1, 384), dtype=np.float32)
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("repository")
-    export_tiny(path / "tiny" / "1" / "model.pt2")
-    export_busy(path / "busy" / "1" / "model.pt2")
-    return path
 
 
 @pytest.fixture
@@ -204,3 +195,49 @@ def test_a_bad_configuration_is_exit_code_78(tmp_path: Path, text: str, message:
     assert result.returncode == ConfigError.EXIT_CODE == 78
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_model_is_explained_by_what_was_measured(served: tuple[Site, Daemon]) -> None:
+    site, _ = served
+    with Client(site.target) as client:
+        told = client.explain("busy", sizes={"batch": 1})
+        assert (told.name, told.sizes, told.inputs[0].shape) == ("busy", {"batch": 1}, (1, 384))
+        assert told.run_ns == sum(told.group_ns) > 0
+        assert told.group_count == len(told.group_ns) > 1
+        assert told.floor is not None
+        assert told.floor.device_ns == max(told.group_ns)
+        assert told.floor.end_node > told.floor.first_node
+        assert [each.first_group for each in told.slices[1:]] == [
+            each.end_group for each in told.slices[:-1]
+        ]
+        assert told.slices[-1].end_group == told.group_count
+        assert told.reason
+        largest = client.explain("busy")
+        assert largest.sizes == {"batch": 2}, "the longest run that was measured"
+
+
+def test_a_deadline_that_can_not_be_kept_is_refused_with_the_predicted_finish(
+    served: tuple[Site, Daemon],
+) -> None:
+    site, _ = served
+    with Client(site.target) as client:
+        error = refusal(client)
+        assert error.deadline_s is not None
+        assert error.predicted_finish_s is not None
+        assert error.predicted_finish_s > error.deadline_s > 0
+        late_s = error.predicted_finish_s - error.deadline_s
+        assert error.late_by_s == pytest.approx(late_s, abs=2e-6)
+        assert (error.facts["model"], error.facts["version"]) == ("busy", "1")
+
+
+def refusal(client: Client) -> DeadlineInfeasible:
+    """Of a request that may take half as long as is expected of it. A busy machine may read one
+    only when its deadline has passed, and then predicts nothing."""
+    for _ in range(20):
+        half_s = client.infer("busy", {"x": BUSY_X}).report.predicted_ns / 2e9
+        with pytest.raises(DeadlineExceeded) as refused:
+            client.infer("busy", {"x": BUSY_X}, timeout=half_s)
+        error = refused.value
+        if isinstance(error, DeadlineInfeasible) and error.predicted_finish_s is not None:
+            return error
+    raise AssertionError(f"never refused on arrival, but: {error}")

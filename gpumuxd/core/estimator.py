@@ -1,7 +1,7 @@
 """Predictions for all models, and what their samples have in common.
 
     Estimator    all models, and how lanes disturb each other
-    Estimates    the bucket tables of one model; an unseen bucket borrows a guess from its nearest
+    Estimates    the bucket tables of one model; an unseen bucket borrows a guess from the others
     Drift        a steady ratio over all models (a clock or power change) rescales all at once
 
 It must not know queues or deadlines. Integers only. A sample taken while another lane was active
@@ -9,14 +9,15 @@ says how lanes disturb each other, not how long the program takes: it updates `i
 alone.
 """
 
-from math import prod
+from operator import sub
 
 from gpumuxd.core.bucket_table import ONE, SHIFT, BucketTable
+from gpumuxd.core.interpolation import Times, times_at
 from gpumuxd.domain import Bucket
 from gpumuxd.events import ModelProfile
 
 BUCKETS_MAX = 64
-"""Tables kept per model. Further buckets are guessed from their nearest and not learnt."""
+"""Tables kept per model. Further buckets are guessed from these and not learnt."""
 
 DRIFT_SAMPLES = 16
 """Slices in a row that must deviate to one side. Fewer than a table's median needs to follow, or
@@ -41,52 +42,40 @@ class Estimates:
         for bucket, group_ns in profile.group_ns.items():
             table = BucketTable(self.group_count)
             table.set_base(group_ns, profile.run_ns.get(bucket, sum(group_ns)))
+            table.outstanding_ns = profile.outstanding_ns.get(bucket, 0)
             self._tables[bucket] = table
 
     def table(self, bucket: Bucket, may_borrow: bool = True) -> BucketTable:
-        """The table of a bucket, borrowed from its nearest or unknown if it was never seen.
+        """The table of a bucket, borrowed from the others or unknown if it was never seen.
 
         Who measures a bucket must not borrow: a guess would be held against others meanwhile.
         """
         table = self._tables.get(bucket)
         if table is not None and table.prefix:  # as `is_known`
             return table
-        near = self._nearest(bucket) if may_borrow else None
+        known = self._known() if may_borrow else {}
         if table is None:
             table = BucketTable(self.group_count)
             if len(self._tables) < BUCKETS_MAX:
                 self._tables[bucket] = table
-        if near is not None:
-            _borrow(table, bucket, self._tables[near], near)
+        if known:
+            *group_ns, run_ns = times_at(bucket, known)
+            table.set_base(group_ns, run_ns, is_guess=True)
         return table
 
     def tables(self) -> list[tuple[Bucket, BucketTable]]:
         """Every table, in the order in which the buckets were seen."""
         return list(self._tables.items())
 
-    def _nearest(self, bucket: Bucket) -> Bucket | None:
-        """The known bucket whose product of sizes has the smallest ratio to this one's.
-
-        Ties go to the larger bucket, which errs on the side of predicting more.
-        """
-        size = max(1, prod(bucket))
-        known = [other for other, table in self._tables.items() if table.is_known]
-
-        def distance(other: Bucket) -> tuple[int, int, Bucket]:
-            other_size = max(1, prod(other))
-            ratio = (max(size, other_size) << SHIFT) // min(size, other_size)
-            return ratio, -other_size, other
-
-        return min(known, key=distance, default=None)
-
-
-def _borrow(table: BucketTable, bucket: Bucket, near: BucketTable, near_bucket: Bucket) -> None:
-    size, near_size = max(1, prod(bucket)), max(1, prod(near_bucket))
-    group_ns = [
-        (near.prefix[index + 1] - near.prefix[index]) * size // near_size
-        for index in range(near.group_count)
-    ]
-    table.set_base(group_ns, near.run_ns * size // near_size, is_guess=True)
+    def _known(self) -> dict[Bucket, Times]:
+        """What may be borrowed: times of groups and of a run. What was borrowed itself says
+        nothing that its lenders don't."""
+        known = {bucket: table for bucket, table in self._tables.items() if table.is_known}
+        own = {b: table for b, table in known.items() if table.is_measured or not table.is_guess}
+        return {
+            bucket: (*map(sub, table.prefix[1:], table.prefix), table.run_ns)
+            for bucket, table in (own or known).items()
+        }
 
 
 class Drift:

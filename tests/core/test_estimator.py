@@ -6,36 +6,51 @@ from gpumuxd.core.bucket_table import ONE, BucketTable
 from gpumuxd.core.estimator import BUCKETS_MAX, DRIFT_SAMPLES, Estimates, Estimator
 from gpumuxd.events import ModelProfile
 
-THREE = ModelProfile(2, {(1,): (10, 20), (4,): (40, 80), (16,): (160, 320)}, {})
+THREE = ModelProfile(2, {(1,): (10, 20), (4,): (40, 50), (16,): (160, 170)}, {})
 
 
 @pytest.mark.parametrize(
-    ("bucket", "run_ns"),
+    ("bucket", "group_ns"),
     [
-        ((1,), 30),
-        ((4,), 120),
-        ((2,), 60),  # as near to 1 as to 4: scaled from the larger, the same here
-        ((3,), 90),
-        ((64,), 1_920),
-        ((0,), 30),  # nothing counts as one
+        ((1,), (10, 20)),
+        ((4,), (40, 50)),
+        ((2,), (20, 30)),
+        ((3,), (30, 40)),
+        ((10,), (100, 110)),
+        ((64,), (640, 650)),
     ],
 )
-def test_the_nearest_bucket_is_scaled_by_the_product_of_sizes(
-    bucket: tuple[int, ...], run_ns: int
+def test_an_unseen_bucket_borrows_group_by_group(
+    bucket: tuple[int, ...], group_ns: tuple[int, int]
 ) -> None:
-    assert Estimates(THREE).table(bucket).run_ns == run_ns
+    table = Estimates(THREE).table(bucket)
+    assert table.prefix == [0, group_ns[0], sum(group_ns)]
+    assert table.run_ns == sum(group_ns)
+    assert table.is_guess == (bucket not in THREE.group_ns)
 
 
-def test_nearest_is_by_ratio_and_ties_go_to_the_larger() -> None:
-    uneven = ModelProfile(1, {(1,): (10,), (4,): (100,)}, {})
-    assert Estimates(uneven).table((2,)).run_ns == 50
-    uneven = ModelProfile(1, {(1,): (10,), (9,): (900,)}, {})
-    assert Estimates(uneven).table((2,)).run_ns == 20  # a factor of 2 is nearer than one of 4.5
+def test_a_run_is_carried_over_apart_from_its_groups() -> None:
+    runs = ModelProfile(1, {(1,): (1_000,), (3,): (3_000,)}, {(1,): 1_200, (3,): 5_200})
+    assert abs(Estimates(runs).table((2,)).run_ns - 3_200) <= 2
 
 
-def test_all_sizes_count() -> None:
-    two = ModelProfile(1, {(2, 64): (100,)}, {})
-    assert Estimates(two).table((4, 128)).run_ns == 400
+def test_what_was_learnt_is_lent_and_what_was_borrowed_is_not() -> None:
+    estimates = Estimates(ModelProfile(1, {(1,): (1_000,)}, {}))
+    assert estimates.table((4,)).run_ns == 4_000, "one size alone: in proportion"
+    assert estimates.table((8,)).run_ns == 8_000
+    table = estimates.table((4,))
+    for number in range(32):
+        column = table.new_column(number)
+        table.record_slice(column, 0, 1, 2_500)
+        table.record_run(column, 2_500, number)
+    # 1: 1,000, 4: 2,500, so 500 each; the guess for 8 is no evidence.
+    assert abs(estimates.table((16,)).run_ns - 8_500) < 10
+    assert abs(estimates.table((2,)).run_ns - 1_500) < 10
+
+
+def test_the_most_outstanding_is_known_where_it_was_measured() -> None:
+    estimates = Estimates(ModelProfile(1, {(1,): (10,), (2,): (20,)}, {}, outstanding_ns={(2,): 7}))
+    assert [estimates.table((size,)).outstanding_ns for size in (1, 2, 3)] == [0, 7, 0]
 
 
 def test_an_unmeasured_model_is_unknown_and_then_lends_what_it_learns() -> None:

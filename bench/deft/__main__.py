@@ -84,10 +84,13 @@ def virtual(bench: Bench) -> None:
 
 def live(bench: Bench) -> None:
     """Part 2."""
-    rows = measure_pairs(bench)
-    report_live(bench, rows)
+    found = measure_pairs(bench)
+    report_live(bench, found)
     if bench.options.plots is not None:
-        latencies = {row.pair: row.latencies_ms for row in rows}
+        latencies = {
+            pair: {name: each.latency_ms for name, each in beds.items()}
+            for pair, beds in found.items()
+        }
         write_latencies(latencies, bench.options.plots / "deft-latency.png")
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.deft.report import named
-from bench.deft.virtual import ADAPTIVE, NONE, RIVALS, Looped
+from bench.deft.virtual import ADAPTIVE, RIVALS, Looped
 from gpumuxd.units import NS_PER_MS
 
 COLOURS = ("#1b7fb5", "#d1642e", "#4d9a4d", "#7a5ba6")
@@ -78,11 +78,10 @@ def write_latencies(pairs: Mapping[str, Mapping[str, Sequence[float]]], path: Pa
     figure = Figure(figsize=(4.3 * columns, 3.7 * rows), layout="constrained")
     figure.suptitle("Latency of the REALTIME model beside a saturating best-effort one, CPU device")
     panels = np.atleast_1d(figure.subplots(rows, columns)).flat
-    colours = {NONE: COLOURS[1], ADAPTIVE: COLOURS[0]}
     for axes, (pair, by_policy) in zip(panels, pairs.items(), strict=False):
-        for policy, latency_ms in by_policy.items():
+        for (policy, latency_ms), colour in zip(by_policy.items(), cycle(COLOURS), strict=False):
             percents = np.linspace(0, 100, len(latency_ms))
-            axes.plot(np.sort(latency_ms), percents, color=colours.get(policy), label=policy)
+            axes.plot(np.sort(latency_ms), percents, color=colour, label=policy)
         axes.set_xscale("log")
         axes.set_title(pair, fontsize=10)
         axes.set_xlabel("latency (ms)")

@@ -24,13 +24,16 @@ from gpumuxd.executors.virtual import (
     VirtualExecutor,
     VirtualProgram,
 )
-from gpumuxd.settings import SchedulerSettings
+from gpumuxd.settings import SchedulerSettings, Slicing
 
 LANE = Lane(0, LaneKind.COMPUTE)
 
 ESTIMATE_SIGMA = 0.1
 SLICE_SIGMA = 0.05
 """Of the logarithm: how far estimates of operators, and times of slices, are from the truth."""
+
+RUNS_TO_SETTLE = 20
+"""An estimate looks back on sixteen runs (`core/bucket_table.py`)."""
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -143,10 +146,11 @@ def loop_alone(
     bed, _, parts = make_world(settings, device, roles, seed)
     bed.loop(parts[0])
     ended = bed.runs[parts[0].key]
-    # Two runs pass before anything counts: the first finds an idle device, and nothing is learnt.
-    while len(ended) < runs + 2 + OUTSTANDING:
+    # Before anything counts: the first run finds an idle device, and estimates have to settle.
+    first = RUNS_TO_SETTLE if settings.slicing is Slicing.ADAPTIVE else 2
+    while len(ended) < first + runs + OUTSTANDING:
         bed.turn()
-    begin_ns, end_ns = ended[1].heard_ns, ended[1 + runs].heard_ns
+    begin_ns, end_ns = ended[first - 1].heard_ns, ended[first - 1 + runs].heard_ns
     window = window_of(settings) or most_in_flight(bed.flown)
     starts = Starts(bed.flown, window, device.gap_ns)
     count = phases * runs

@@ -54,7 +54,8 @@ def _rules(told: Any) -> Iterator[tuple[str, str]]:
         yield "input", f"{tensor['name']}  {tensor['datatype']}{list(tensor['shape'])}"
     yield "class", told["priority_class"]
     yield "mode", f"{told['mode']}: {told['reason']}"
-    yield "bound", bound_text(told["name"], told["bound"])
+    is_promised = told["bound"]["origin"] != "least_delay"  # else the mode's sentence says why
+    yield "bound", bound_text(told["name"], told["bound"]) if is_promised else "none is promised"
 
 
 def _figures(told: Any) -> Iterator[tuple[str, str]]:

@@ -63,10 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GpumuxdError as error:
         errors.print(f"gpumuxctl: {error.status}: {error}", markup=False)
         return EXIT_FAILED
-    if options.json:
-        print(json.dumps(_strict(answer), indent=2, allow_nan=False))
-    else:
-        options.show(tables.console_of(sys.stdout), answer)
+    try:
+        if options.json:
+            print(json.dumps(_strict(answer), indent=2, allow_nan=False))
+        else:
+            options.show(tables.console_of(sys.stdout), answer)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough: `gpumuxctl explain NAME | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
     return EXIT_OK
 
 

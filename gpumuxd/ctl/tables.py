@@ -24,10 +24,17 @@ VALUES_SHOWN = 8
 _STATE_STYLE = {"READY": "green", "ready": "green", "lost": "red", "UNAVAILABLE": "dim"}
 
 
+class _Console(Console):
+    """One that leaves it to its caller what to do when nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console_of(stream: TextIO) -> Console:
     """As wide as the terminal, or without limits."""
     width = None if stream.isatty() else PIPE_COLUMNS
-    return Console(file=stream, width=width, highlight=False)
+    return _Console(file=stream, width=width, highlight=False)
 
 
 def show_status(console: Console, status: Any) -> None:

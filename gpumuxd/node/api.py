@@ -342,7 +342,8 @@ class NodeApi(Protocol):
         self, tenant: Tenant, name: str, version: str, sizes: Mapping[str, int]
     ) -> ExplanationView:
         """Of a version that is loaded, the newest if none is named. Dimensions that `sizes` does
-        not name have their smallest size. Raises UnknownModel, ModelNotReady or InvalidRequest."""
+        not name are as in the longest run that was measured. Raises UnknownModel, ModelNotReady or
+        InvalidRequest."""
         ...
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:

@@ -85,20 +85,18 @@ async def explain_model(
 
 
 def _bucket(replica: Replica, sizes: Mapping[str, int]) -> Bucket:
-    """What is asked about: sizes that are not named are those of the longest measured run."""
+    """What is asked about: of what was measured at the sizes that are named, the longest run; if
+    nothing was, the longest of all runs with these sizes instead."""
     spec = replica.artifact.spec
     asked = _asked(spec, sizes)
-    limits = rows_limit(spec, replica.manifest)
-    measured = [
-        (run_ns, bucket)
-        for bucket, run_ns in replica.loaded.run_ns
-        if all(bucket[index] == size for index, size in asked.items())
-        and is_allowed(spec, bucket, limits)
-    ]
-    if measured:
-        return max(measured)[1]
-    largest = spec.bucket({symbol.name: symbol.maximum for symbol in spec.symbols})
-    return tuple(asked.get(index, size) for index, size in enumerate(largest))
+    rows_max = rows_limit(spec, replica.manifest)
+    runs = [run for run in replica.loaded.run_ns if is_allowed(spec, run[0], rows_max)]
+    alike = [run for run in runs if all(run[0][index] == size for index, size in asked.items())]
+    if alike or runs:
+        bucket = max(alike or runs, key=lambda run: run[1])[0]
+    else:
+        bucket = spec.bucket({symbol.name: symbol.maximum for symbol in spec.symbols})
+    return tuple(asked.get(index, size) for index, size in enumerate(bucket))
 
 
 def _asked(spec: ModelSpec, sizes: Mapping[str, int]) -> dict[int, int]:
@@ -149,9 +147,17 @@ def _bound(
     return BoundView(None, BoundOrigin.LEAST_DELAY) if is_none else bound
 
 
+_SETTINGS = {
+    "slice_ns_max": "slice_ms_max",
+    "preemption_delay_ns_max": "preemption_delay_ms_max",
+}
+"""As the configuration calls them."""
+
 _KEY = re.compile(r"[^\s'\"]+/[0-9]+#[0-9]+")
 
 
 def _in_words(reason: str, name_of: Callable[[str], str]) -> str:
     """A sentence of the scheduler without our keys, nor the names of others' models."""
+    for ours, configured in _SETTINGS.items():
+        reason = reason.replace(ours, configured)
     return _KEY.sub(lambda found: name_of(found[0]) or "another model", reason)

@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import os
+import sys
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -110,7 +112,7 @@ fixed version 3
   class       BEST_EFFORT
   mode        least_delay: no model that could be ordered ahead of it has an
               slo_ms
-  bound       none (no model has an SLO, none is configured)
+  bound       none is promised
 
   run alone   not known: no run of 7 groups was measured yet"""
 
@@ -164,6 +166,17 @@ async def test_the_command_asks_for_the_sizes_that_were_typed(
     assert await run(front.shared, *token, "explain", "fixed") == 0
     assert node.explained[-1] == (CAMERA, "fixed", "", {})
     assert "least_delay: no model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+async def test_whoever_reads_may_leave_before_the_end(
+    front: Front, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert await run(front.target, "explain", "segments", *options) == 0
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,16 @@ async def test_what_the_device_tells_is_told_with_names_and_nodes(world: World) 
         assert told.reason == "at most 0.500 ms may be in flight: laxity of other, not of 'm'"
 
 
+async def test_settings_are_called_as_the_configuration_calls_them(world: World) -> None:
+    reason = "more than the 2.000 ms of the slice_ns_max; preemption_delay_ns_max is not stated"
+    Answering(world, msgspec.structs.replace(TOLD, reason=reason))
+    async with world.started(startup_models=("m",)) as node:
+        told = await explained(node)
+    assert told.reason == (
+        "more than the 2.000 ms of the slice_ms_max; preemption_delay_ms_max is not stated"
+    )
+
+
 async def test_nobody_but_an_admin_hears_of_others_models(world: World) -> None:
     Answering(world)
     async with world.started(startup_models=("m",), tenants=TENANTS) as node:
@@ -112,7 +122,8 @@ async def test_nobody_but_an_admin_hears_of_others_models(world: World) -> None:
         ({"batch": 1}, (1, 64)),  # the longest of those
         ({"time": 64}, (1, 64)),
         ({"batch": 3}, (4, 16)),  # rounded up to a bucket
-        ({"batch": 2}, (2, 64)),  # nothing measured: the largest
+        ({"batch": 2}, (2, 16)),  # none was measured: the longest of all, but for this
+        ({"time": 32}, (4, 32)),
         ({"batch": 8, "time": 48}, (8, 64)),
     ],
 )
@@ -174,7 +185,7 @@ async def test_the_newest_that_is_loaded_is_meant(world: World) -> None:
 async def test_a_size_that_never_ran_is_refused_with_what_to_do(world: World) -> None:
     Answering(world, told=None)
     async with world.started(startup_models=("m",)) as node:
-        with pytest.raises(ModelNotReady, match="was never run at batch 8, time 64: explain a"):
+        with pytest.raises(ModelNotReady, match="was never run at batch 8, time 16: explain a"):
             await explained(node, batch=8)
 
 

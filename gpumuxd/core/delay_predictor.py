@@ -88,10 +88,14 @@ def weighed_ns(delay: Delay, share_ppm: int = PPM) -> int:
 def predict_cut(slices_ns: Sequence[int], outstanding_ns_max: int, cost: SyncCost) -> Delay:
     """The same for the slices that a program is cut into, whatever their lengths.
 
-    The end of the last one is a sync point too, as it is in the paper where k divides N.
+    Two differences. The end of the last slice is a sync point too, as in the paper where k divides
+    N. And a slice is launched as a whole, where Deft looks before each kernel whether to go on: so
+    slow launching never keeps less than one slice in the way, and a program that is launch-bound
+    gains by sync points here.
     """
     exec_ns = cost.sync_ns * len(slices_ns) + cost.base_ns
-    return Delay(exec_ns, min(worst_in_flight_ns(slices_ns, cost.window), outstanding_ns_max))
+    in_flight_ns = min(worst_in_flight_ns(slices_ns, cost.window), outstanding_ns_max)
+    return Delay(exec_ns, max(in_flight_ns, worst_in_flight_ns(slices_ns, 1)))
 
 
 def worst_in_flight_ns(slices_ns: Sequence[int], window: int) -> int:

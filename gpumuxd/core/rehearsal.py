@@ -128,8 +128,8 @@ def explain(
         bound_origin=origin,
         floor_ns=table.longest_group_ns,
         exec_ns=exec_ns,
-        preempt_ns=min(run.preempt_ns, table.outstanding_ns or run.preempt_ns),
-        preempt_expected_ns=min(run.preempt_expected_ns, table.outstanding_ns or run.preempt_ns),
+        preempt_ns=run.preempt_ns,
+        preempt_expected_ns=run.preempt_expected_ns,
         is_guess=table.is_guess,
     )
 

@@ -160,3 +160,12 @@ def test_a_real_cut_of_equal_groups_is_the_formula(window: int, slice_groups: in
     assert predict_cut(slices_ns, 30 * 50 * US, cost) == predict(
         400, 50 * US, 30, cost, slice_groups
     )
+
+
+def test_a_slice_is_in_the_way_as_a_whole() -> None:
+    """However little is ever outstanding when groups are launched one by one."""
+    two = PAPER._replace(window=2)
+    assert predict_cut([100, 300, 200], 250, PAPER).preempt_ns == 300
+    assert predict_cut([100, 300, 200], 250, two).preempt_ns == 300
+    assert predict_cut([100, 300, 200], 450, two).preempt_ns == 450
+    assert predict_cut([100, 300, 200], 999, two).preempt_ns == 500

@@ -62,9 +62,9 @@ def test_the_lengths_that_are_tried(groups: int) -> None:
         (ALONE, 0, PPM, 80, 1),
         # with two in flight one costs 4, but two slices are in the way
         (TWO, 0, PPM, 30, 2),
-        # launch-bound: hardly anything is ever in flight, so a sync point saves nothing
-        (TWO, 12, PPM, 400, 2),
-        (ALONE, 12, PPM, 400, 1),
+        # launch-bound: a second slice is hardly ever there before the first has passed
+        (TWO, 12, PPM, 40, 2),
+        (ALONE, 12, PPM, 80, 1),
         # hardly anybody preempts
         (TWO, 0, PPM // 100, 400, 2),
     ],

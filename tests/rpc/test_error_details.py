@@ -1,6 +1,8 @@
 """The standard details of an error: what a client finds in them, and that they fit the trailers."""
 
 import base64
+import re
+from pathlib import Path
 from urllib.parse import quote
 
 import grpc
@@ -45,6 +47,20 @@ def test_they_are_the_very_bytes_of_the_standard_messages() -> None:
 )
 def test_the_reason_is_the_class_as_a_constant(error: errors.GpumuxdError, reason: str) -> None:
     assert reason_of(error) == reason
+
+
+def error_classes(base: type[errors.GpumuxdError]) -> list[type[errors.GpumuxdError]]:
+    return [found for sub in base.__subclasses__() for found in (sub, *error_classes(sub))]
+
+
+def test_every_reason_is_documented_with_its_status() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
+    rows = [line.split(" | ") for line in document.splitlines() if line.startswith("| `")]
+    documented = {
+        reason: row[1].strip("` |") for row in rows for reason in re.findall("`([A-Z_]+)`", row[0])
+    }
+    known = {reason_of(each("")): each.status for each in error_classes(errors.GpumuxdError)}
+    assert documented == {**known, "INTERNAL": "INTERNAL"}
 
 
 def test_a_bug_has_a_reason_and_nothing_else() -> None:

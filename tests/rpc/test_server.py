@@ -252,6 +252,67 @@ async def test_the_grpc_deadline_reaches_the_node(
     assert call.deadline_ns >= before_ns + 29 * 10**9
 
 
+@pytest.mark.parametrize(
+    ("asked", "grpc_s", "earliest_s", "latest_s"),
+    [
+        # asked for, in us                   gRPC   deadline after arrival, None: there is none
+        (None, None, None, None),
+        (pb.InferParameter(int64_param=0), None, None, None),
+        (pb.InferParameter(int64_param=5_000_000), None, 5, 5),
+        (pb.InferParameter(uint64_param=5_000_000), None, 5, 5),
+        (pb.InferParameter(int64_param=5_000_000), 60, 5, 5),
+        # What is left of gRPC's when it arrives; the client rounds it up to three digits.
+        (pb.InferParameter(int64_param=90_000_000), 60, 55, 60.5),
+        (pb.InferParameter(int64_param=0), 60, 55, 60.5),
+        (None, 60, 55, 60.5),
+        (pb.InferParameter(int64_param=2**63 - 1), 60, 55, 60.5),
+        (pb.InferParameter(uint64_param=2**64 - 1), None, None, None),
+        (pb.InferParameter(int64_param=2**63 - 1), None, None, None),
+        (pb.InferParameter(int64_param=5_000_000), 1e9, 5, 5),
+        (None, 1e9, None, None),  # 30 years
+    ],
+)
+async def test_the_earlier_deadline_is_the_one_of_the_call(
+    channel: grpc.aio.Channel,
+    node: FakeNode,
+    asked: pb.InferParameter | None,
+    grpc_s: float | None,
+    earliest_s: float | None,
+    latest_s: float | None,
+) -> None:
+    request = good_request(parameters={} if asked is None else {"timeout": asked})
+    method: Method = channel.unary_unary(INFER)
+    await method(request.SerializeToString(), timeout=grpc_s)
+    (call,) = node.calls
+    after_s = None if call.deadline_ns is None else (call.deadline_ns - call.arrived_ns) / 10**9
+    if earliest_s is None or latest_s is None:
+        assert after_s is None
+    else:
+        assert after_s is not None
+        assert earliest_s <= after_s <= latest_s
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"),
+    [
+        (pb.InferParameter(int64_param=-1), "got -1"),
+        (pb.InferParameter(int64_param=-(2**63)), "got -9223372036854775808"),
+        (pb.InferParameter(double_param=0.5), "got double_param"),
+        (pb.InferParameter(string_param="5 ms"), "got string_param"),
+        (pb.InferParameter(bool_param=True), "got bool_param"),
+        (pb.InferParameter(), "got nothing"),
+    ],
+)
+async def test_a_timeout_that_is_no_time_is_refused(
+    channel: grpc.aio.Channel, node: FakeNode, asked: pb.InferParameter, got: str
+) -> None:
+    request = good_request(parameters={"timeout": asked})
+    status, details, _ = await refusal(channel, INFER, request)
+    assert (status, got in details) == ("INVALID_ARGUMENT", True)
+    assert "microseconds, 0 for none" in details
+    assert node.calls == []
+
+
 async def test_a_deadline_that_passes_cancels_the_request(
     channel: grpc.aio.Channel, node: FakeNode
 ) -> None:

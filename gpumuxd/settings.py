@@ -111,6 +111,10 @@ class SchedulerSettings:
     """First guess of the time from a sync point to the next launch on the device; measured after.
     On two CPU cores it was 0.05 to 0.1 ms (bench/crossing.py)."""
 
+    best_effort_share_min_ppm: int = 0
+    """Least share of device time for BEST_EFFORT work while it waits, in millionths. Above 0 it is
+    an exception to the order between classes, and REALTIME work may wait for a slice of it."""
+
     queue_requests_max: int = 20_000
     """Requests queued or running per device; the next one is refused with QUEUE_FULL."""
 

@@ -126,8 +126,9 @@ class Arrivals:
         if is_realtime and not cursor.tenant.is_within_rate(now_ns):
             cursor.order_as(PriorityClass.STANDARD)
         table = model.estimates.table(cursor.bucket, cursor.kind is not _PROFILE)
-        cursor.predicted_ns = cursor.remaining_ns = 0 if table.is_guess else table.run_ns
+        cursor.predicted_ns = 0 if table.is_guess else table.run_ns
         lane = self._lanes.of(cursor)
+        lane.run_queue.expect(cursor, cursor.predicted_ns)
         ahead = self._ahead(lane, now_ns)
         finish_ns = feasibility.predicted_finish_ns(cursor, ahead, now_ns)
         outcome = admission.why_too_late(cursor, ahead, now_ns, finish_ns)
@@ -158,4 +159,5 @@ class Arrivals:
             realtime=lane.run_queue.realtime,
             interference=self._estimator.interference if is_beside else ONE,
             is_fifo=self._is_fifo,
+            share=self._launcher.share,
         )

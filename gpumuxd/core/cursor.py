@@ -90,7 +90,7 @@ class Cursor:
         self.is_admitted = False
         self.group_count = 0
         self.predicted_ns = 0  # of the whole run, at arrival; 0 while unknown or guessed
-        self.remaining_ns = 0  # predicted, of the groups not launched yet
+        self.remaining_ns = 0  # predicted, of the groups not launched yet and grants between
 
         self.frame = NO_FRAME
         self.column = 0  # where its samples go in the table

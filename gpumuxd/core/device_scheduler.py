@@ -44,7 +44,7 @@ from gpumuxd.core.model import Model
 from gpumuxd.core.snapshot import Counters, snapshot
 from gpumuxd.core.statistics import DeviceStatistics
 from gpumuxd.core.tap import Tap
-from gpumuxd.domain import Bucket, Outcome, OutcomeKind, PriorityClass
+from gpumuxd.domain import Bucket, LaneKind, Outcome, OutcomeKind, PriorityClass
 from gpumuxd.events import (
     DeviceLost,
     DeviceMeasured,
@@ -59,6 +59,8 @@ from gpumuxd.events import (
     TenantChanged,
 )
 from gpumuxd.settings import SchedulerSettings
+
+_COPYING = (LaneKind.COPY_IN, LaneKind.COPY_OUT)  # their time is not the device's
 
 
 class DeviceScheduler:
@@ -152,6 +154,10 @@ class DeviceScheduler:
                 cursor.model.number, ratio, work.slice_id
             ):
                 launcher.bounds_are_stale = True
+        share = launcher.share
+        if share is not None and flight.queue.lane.kind not in _COPYING:
+            is_waiting = self._lanes.has_best_effort
+            share.passed(work.slice_id, cursor.rank, device_ns, is_waiting)
         if device_ns != predicted_ns:
             run_queue = (lane or self._lanes.of(cursor)).run_queue
             run_queue.correct(cursor, device_ns - predicted_ns)
@@ -172,6 +178,8 @@ class DeviceScheduler:
             assert self._lost is not None, f"slice {event.slice_id} is not in flight"
             return
         cursor = flight.cursor
+        if self._launcher.share is not None:
+            self._launcher.share.failed(event.slice_id)
         flight.queue.failed(flight, now_ns)
         cursor.in_flight -= 1
         if cursor.ending is None or cursor.ending.kind is not OutcomeKind.MODEL_FAULTED:
@@ -297,6 +305,7 @@ class DeviceScheduler:
             self._launcher.bounds,
             self._estimator,
             self._counters,
+            share=self._launcher.share,
             in_flight=len(self._launcher.flights),
             admitted=self._endings.live,
         )

@@ -14,10 +14,14 @@ Where the plan is silent. A request without an estimate is never refused and wei
 or in flight. A guess is no estimate (`bucket_table.py`): sizes that were neither profiled nor run
 refuse neither their own requests nor others, until their own runs tell how long they take. One
 whose deadline has passed is refused, estimate or not. An admitted request that is late already
-refuses every arrival ahead of it, until it is given up or expires. Beside a lane that
+refuses every arrival ahead of it, until it is given up or expires. Where best-effort work has a
+share for certain (`best_effort_share`), the work of the classes above is stretched by it, and one
+of its slices goes ahead, whether such work waits now or comes later; a best-effort arrival may be
+brought through by its share before all of the classes above. Beside a lane that
 is active, predictions are stretched by the measured interference.
 """
 
+from gpumuxd.core.best_effort_share import BestEffortShare
 from gpumuxd.core.bucket_table import ONE, SHIFT
 from gpumuxd.core.cursor import NEVER_NS, Cursor
 from gpumuxd.core.deadline_backlog import DeadlineBacklog
@@ -30,7 +34,7 @@ _REALTIME = PriorityClass.REALTIME  # naming it through its class takes 0.4 us o
 class Ahead:
     """What the test knows of the lane: its residual and its backlog by class."""
 
-    __slots__ = ("backlog_ns", "interference", "is_fifo", "realtime", "residual_ns")
+    __slots__ = ("backlog_ns", "interference", "is_fifo", "realtime", "residual_ns", "share")
 
     def __init__(
         self,
@@ -39,23 +43,36 @@ class Ahead:
         realtime: DeadlineBacklog,
         interference: int = ONE,
         is_fifo: bool = False,
+        share: BestEffortShare | None = None,
     ) -> None:
         self.residual_ns = residual_ns
         self.backlog_ns = backlog_ns
         self.realtime = realtime
         self.interference = interference
         self.is_fifo = is_fifo
+        self.share = share
+
+    @property
+    def start_ns(self) -> int:
+        """Until work above best effort can start at all."""
+        return self.residual_ns + (self.share.ahead_ns if self.share is not None else 0)
 
 
 def predicted_finish_ns(cursor: Cursor, ahead: Ahead, now_ns: int) -> int:
     """The earliest end that its order allows, for an arrival that is not queued yet."""
-    work_ns = ahead.residual_ns + cursor.predicted_ns
+    own_ns = cursor.remaining_ns
     if ahead.is_fifo:
-        work_ns += sum(ahead.backlog_ns)
+        work_ns = ahead.residual_ns + own_ns + sum(ahead.backlog_ns)
     elif cursor.priority_class is _REALTIME:
-        work_ns += ahead.realtime.work_before_ns(cursor.deadline_ns)
+        work_ns = ahead.start_ns + own_ns + ahead.realtime.work_before_ns(cursor.deadline_ns)
     else:
-        work_ns += sum(ahead.backlog_ns[cursor.rank + 1 :])
+        higher_ns = sum(ahead.backlog_ns[cursor.rank + 1 :])
+        if cursor.rank:
+            work_ns = ahead.start_ns + own_ns + higher_ns
+        else:
+            if ahead.share is not None:
+                higher_ns = ahead.share.soonest_ahead_ns(own_ns, higher_ns)
+            work_ns = ahead.residual_ns + own_ns + higher_ns
     return now_ns + ((work_ns * ahead.interference) >> SHIFT)
 
 
@@ -75,7 +92,7 @@ def why_infeasible(cursor: Cursor, ahead: Ahead, now_ns: int, finish_ns: int) ->
     if cursor.deadline_ns == NEVER_NS:
         return ""
     late = ahead.realtime.first_late(
-        cursor.deadline_ns, now_ns + ahead.residual_ns, cursor.predicted_ns
+        cursor.deadline_ns, now_ns + ahead.start_ns, cursor.remaining_ns
     )
     if late is None:
         return ""

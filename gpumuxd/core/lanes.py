@@ -31,7 +31,7 @@ class LaneState:
         self.launch_queue = LaunchQueue(
             lane, settings.window_max, settings.round_trip_ns, settings.window_fixed
         )
-        self.run_queue = RunQueue(settings.order)
+        self.run_queue = RunQueue(settings.order, settings.best_effort_share_min_ppm)
 
 
 class Lanes:
@@ -76,6 +76,11 @@ class Lanes:
         self.compute = self._by_kind[LaneKind.COMPUTE]
         self.high = self._by_kind.get(LaneKind.COMPUTE_HIGH)
         self.upload = self._by_kind.get(LaneKind.COPY_IN)
+
+    @property
+    def has_best_effort(self) -> bool:
+        """Does best-effort work wait for the device?"""
+        return self.compute is not None and self.compute.run_queue.has_best_effort
 
     def of(self, cursor: Cursor) -> LaneState:
         """Where this cursor's next slice goes."""

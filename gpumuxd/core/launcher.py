@@ -2,8 +2,9 @@
 
 It asks the run queue who is next and `slicing` how far, and books what that takes: a frame at a
 cursor's first slice, the flight, the move of the cursor, the preemption of whoever moved before
-it. Who is next and can't be in time any more is given up (`lateness` says so, `endings` does it)
-rather than launched. It must not know arrivals or what becomes of those that have ended.
+it. A best-effort cursor that is owed its share goes first (`best_effort_share`). Who is next and
+can't be in time any more is given up (`lateness` says so, `endings` does it) rather than launched.
+It must not know arrivals or what becomes of those that have ended.
 
 A lane takes nothing when its window is full, when nobody is eligible, or when the chosen cursor's
 next slice would be over a bound. In the last case nobody else is tried: to launch lower work
@@ -22,6 +23,7 @@ from collections.abc import Mapping
 from gpumuxd.commands import Command, Launch
 from gpumuxd.core import lateness, rehearsal
 from gpumuxd.core.arrival_rates import ArrivalRates
+from gpumuxd.core.best_effort_share import BestEffortShare
 from gpumuxd.core.bucket_table import BucketTable
 from gpumuxd.core.cursor import NEVER_NS, NO_FRAME, Cursor
 from gpumuxd.core.eligibility import Blocked
@@ -36,7 +38,7 @@ from gpumuxd.core.run_queue import RunQueue
 from gpumuxd.core.slicing import NOT_WEIGHED, bounds_of, choose
 from gpumuxd.core.snapshot import Counters
 from gpumuxd.domain import Bucket, CursorKind, LaneKind, PriorityClass, Slice, SyncCost
-from gpumuxd.settings import SchedulerSettings
+from gpumuxd.settings import Order, SchedulerSettings
 
 _new = tuple.__new__
 """Makes a named tuple of its fields in order, without the Python call that `Slice(...)` is."""
@@ -72,6 +74,7 @@ class Launcher:
         "held_until_ns",
         "quiet",
         "rates",
+        "share",
         "sync_costs",
     )
 
@@ -96,6 +99,8 @@ class Launcher:
         self.bounds_are_stale = False  # models or their estimates changed since
         self.quiet = Quiet()
         self.rates = ArrivalRates()
+        share_ppm = settings.best_effort_share_min_ppm if settings.order is not Order.FIFO else 0
+        self.share = BestEffortShare(share_ppm) if share_ppm else None  # fifo knows no classes
         self.sync_costs: tuple[SyncCost, ...] = ()  # none while the device was not measured
         self.held_until_ns: int | None = None  # own work will be launched then, if not before
         self._held = (0, 0)  # which cursor is held before which group,
@@ -137,6 +142,13 @@ class Launcher:
             costs=self._costs(compute.launch_queue),
             arrival_gap_ns=gap_ns,
         )
+        if self.share is not None:
+            self.share.slices_are(
+                self.bounds.tightest_from[0],
+                self._settings.slice_ns_max,
+                compute.launch_queue.window,
+                self.bounds.floor_ns,
+            )
 
     def _costs(self, queue: LaunchQueue) -> tuple[SyncCost, ...]:
         """Of the windows that may be used: as they were fitted, or more where that shows.
@@ -172,18 +184,25 @@ class Launcher:
         """Launch on one lane until something is in the way."""
         run_queue, queue = lane.run_queue, lane.launch_queue
         flights, ledger = queue.flights, self._ledger
-        if self._lanes.high is not None and self._is_held(lane):
-            self._counters.blocked[_HELD_FOR_REALTIME] += 1
-            return
+        share = self.share if lane is self._lanes.compute else None
+        is_held = self._lanes.high is not None and self._is_held(lane)
         while run_queue.live:
+            due = self._due(run_queue, share) if share is not None else None
+            if is_held and due is None:
+                self._counters.blocked[_HELD_FOR_REALTIME] += 1
+                return
             if len(flights) >= queue.window:
                 self._counters.window_full += 1
                 return
-            cursor = run_queue.select(ledger)
+            cursor = run_queue.select(ledger) if not is_held else due
             if cursor is None:
                 has_blocked = any(model.is_blocked for model in self._models.values())
                 self._counters.blocked[_NO_MEMORY if has_blocked else _NO_FRAME] += 1
                 return
+            is_grant = due is not None and (is_held or cursor.rank > 0)
+            if is_grant:
+                assert due is not None
+                cursor = due
             if cursor.deadline_ns != NEVER_NS and lateness.may_be_late(cursor, queue, now_ns):
                 outcome = lateness.why_given_up(cursor, queue, now_ns)
                 if outcome is not None:
@@ -201,7 +220,18 @@ class Launcher:
                 self._counters.blocked[_REALTIME_EXPECTED] += 1
                 return
             work = self._move(cursor, run_queue, queue, end, predicted_ns, now_ns)
+            if is_grant and share is not None:
+                share.granted(work.slice_id, predicted_ns)
             commands.append(_new(Launch, (work,)))
+
+    def _due(self, run_queue: RunQueue, share: BestEffortShare) -> Cursor | None:
+        """The best-effort cursor that goes ahead of higher classes now, if one is owed that."""
+        if share.debt < share.due:
+            return None
+        cursor = run_queue.select_best_effort(self._ledger)
+        if cursor is None:
+            share.not_taken()
+        return cursor
 
     def _is_held(self, lane: LaneState) -> bool:
         """Lower work does not start beside REALTIME work that runs or could run."""

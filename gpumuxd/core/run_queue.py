@@ -29,6 +29,7 @@ is found too early at the top, and corrected there.
 
 from heapq import heapify, heappop, heappush, heapreplace
 
+from gpumuxd.core.best_effort_share import stretched_ns
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.deadline_backlog import DeadlineBacklog
 from gpumuxd.core.ledger import Ledger
@@ -41,6 +42,7 @@ TAG_SCALE = 1 << 10
 """Tags are nanoseconds times this over the weight, so that integer weights divide finely."""
 
 _REALTIME = int(PriorityClass.REALTIME)
+_BEST_EFFORT = int(PriorityClass.BEST_EFFORT)
 
 STALE_MIN = 64
 """Heaps are not rebuilt for fewer dead entries than this."""
@@ -280,9 +282,18 @@ def _keep_living(heap: list[_Item]) -> None:
 class RunQueue:
     """Every cursor of one lane that has groups left to launch."""
 
-    __slots__ = ("_classes", "_in_order", "_started", "backlog_ns", "live", "realtime")
+    __slots__ = (
+        "_classes",
+        "_in_order",
+        "_share_ppm",
+        "_started",
+        "backlog_ns",
+        "live",
+        "realtime",
+    )
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, best_effort_share_min_ppm: int = 0) -> None:
+        self._share_ppm = 0 if order is Order.FIFO else best_effort_share_min_ppm
         if order is Order.FIFO:
             only = ClassQueue(is_fair=False, uses_deadlines=False)
             self._classes = [only for _ in PriorityClass]
@@ -295,7 +306,8 @@ class RunQueue:
             self._in_order = [(rank, self._classes[rank]) for rank in (2, 1, 0)]
         self._started: dict[int, Cursor] = {}  # by cursor id; at most as many as frames
         self.live = 0  # queued cursors: admitted, alive, with groups left to launch
-        self.backlog_ns = [0] * len(PriorityClass)  # predicted and not launched yet, by class
+        # Predicted and not launched yet, by class, with the grants that may go between.
+        self.backlog_ns = [0] * len(PriorityClass)
         self.realtime = DeadlineBacklog()  # the same for REALTIME, by deadline
 
     def add(self, cursor: Cursor) -> None:
@@ -334,13 +346,29 @@ class RunQueue:
             if rank == _REALTIME:
                 self.realtime.remove(cursor)
 
+    @property
+    def has_best_effort(self) -> bool:
+        """Does work of the lowest class wait, eligible or not?"""
+        return self._classes[_BEST_EFFORT].live > 0
+
+    def select_best_effort(self, ledger: Ledger) -> Cursor | None:
+        """Who would be next if nobody of a higher class waited."""
+        queue = self._classes[_BEST_EFFORT]
+        return queue.peek(_BEST_EFFORT, ledger) if queue.live else None
+
+    def expect(self, cursor: Cursor, work_ns: int) -> None:
+        """So much of it is predicted to be left. Higher classes also wait for grants."""
+        if self._share_ppm and cursor.rank != _BEST_EFFORT:
+            work_ns = stretched_ns(work_ns, self._share_ppm)
+        cursor.remaining_ns = work_ns
+
     def settle(self) -> None:
         """Bring the backlogs up to date. Only started cursors have moved, and only arrivals ask,
         so this is done for them and not at every launch."""
         for cursor in self._started.values():
-            remaining_ns = cursor.predicted_rest_ns()
-            self.backlog_ns[cursor.rank] += remaining_ns - cursor.remaining_ns
-            cursor.remaining_ns = remaining_ns
+            before_ns = cursor.remaining_ns
+            self.expect(cursor, cursor.predicted_rest_ns())
+            self.backlog_ns[cursor.rank] += cursor.remaining_ns - before_ns
             if cursor.rank == _REALTIME:
                 self.realtime.touch(cursor)
 

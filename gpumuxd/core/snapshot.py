@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from gpumuxd.core.best_effort_share import BestEffortShare
 from gpumuxd.core.eligibility import Blocked
 from gpumuxd.core.estimator import Estimator
 from gpumuxd.core.lanes import Lanes
@@ -46,6 +47,7 @@ def snapshot(
     estimator: Estimator,
     counters: Counters,
     *,
+    share: BestEffortShare | None,
     in_flight: int,
     admitted: int,
 ) -> DeviceStatistics:
@@ -70,6 +72,8 @@ def snapshot(
         bound_origin=bounds.origin,
         round_trip_ns=first.round_trip_ns if first is not None else 0,
         rescales=estimator.rescales,
+        best_effort_grants=share.grants if share is not None else 0,
+        best_effort_granted_ns=share.granted_ns if share is not None else 0,
         blocked=tuple(counters.blocked_by_reason().items()),
     )
 

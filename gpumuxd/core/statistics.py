@@ -49,6 +49,8 @@ class DeviceStatistics:
     started      admitted requests that hold a frame
     bound_ns     the tightest bound on work in flight, and where it comes from
     window       of the compute lane
+    best_effort_grants  slices that went ahead of higher classes for `best_effort_share_min`, with
+                 the device time of those that have passed
     blocked      how often each reason kept a lane from launching
     """
 
@@ -70,3 +72,5 @@ class DeviceStatistics:
     round_trip_ns: int = 0
     rescales: int = 0
     blocked: tuple[tuple[str, int], ...] = ()
+    best_effort_grants: int = 0
+    best_effort_granted_ns: int = 0

@@ -7,6 +7,10 @@
     5 order of the eligible                  11 fairness between equal tenants
     6 one Finish for each arrival
 
+Two exceptions that the rules make: requests that can't be in time any more are given up before
+their deadline (`early_stops.py`, 6), and best-effort slices go ahead where a share is stated
+(`grant_checks.py`, 5 and 11).
+
 `Checkers` reads events and commands before they are carried out, and `statistics()`; the private
 state of the scheduler is none of its business, so a scheduler can't be right by its own word. One
 exception: slices of least delay are as long as `explain()` says, for there a bound does not exist.
@@ -24,6 +28,7 @@ from gpumuxd.events import Event, SliceFailed, SyncPointReached, TenantChanged
 from gpumuxd.settings import SchedulerSettings
 from gpumuxd.testing.early_stops import EarlyStops
 from gpumuxd.testing.fates import why_wrong_fate, why_wrong_report
+from gpumuxd.testing.grant_checks import Grants
 from gpumuxd.testing.launch_checks import Explain, LaunchCheck, StatisticsSeen
 from gpumuxd.testing.order_checks import Blocking, Fairness, OrderCheck
 from gpumuxd.testing.world import World
@@ -72,7 +77,8 @@ class Checkers:
         self._only = frozenset(only)
         self._launch = LaunchCheck(self.world, statistics, explain)
         self._stops = EarlyStops(self.world, statistics)
-        self._order = OrderCheck(self.world, self._stops)
+        self._grants = Grants(self.world, statistics)
+        self._order = OrderCheck(self.world, self._stops, self._grants)
         self._blocking = Blocking(self.world)
         self._fairness = Fairness(self.world)
 
@@ -88,6 +94,7 @@ class Checkers:
         if isinstance(event, SyncPointReached):
             seen = self.world.slices[event.slice_id]
             self._fairness.see_passed(seen, event.device_ns)
+            self._grants.see_passed(seen, event.device_ns)
             self.world.see(event, now_ns)
             problem = self._blocking.see_passed(seen, event)
             if problem is not None:
@@ -170,6 +177,7 @@ class Checkers:
         if all(member in world.requests for member in work.members) and work.lane in world.lanes:
             world.launch(command, bounds_ns, now_ns)
             self._fairness.see_launched(world.slices[work.slice_id])
+            self._grants.see_launched(world.slices[work.slice_id], self._order.is_grant)
 
     def _see_finish(self, command: Finish, now_ns: int) -> None:
         request = self.world.requests.get(command.request_id)
@@ -230,7 +238,7 @@ class Checkers:
                 self.violate(Invariant.WORK_CONSERVATION, problem)
         self._stops.see_poll_done(now_ns)
         self._blocking.see_poll_done(now_ns)
-        problem = self._fairness.see_poll_done(now_ns)
+        problem = self._fairness.see_poll_done(now_ns) or self._grants.see_poll_done(now_ns)
         if problem is not None:
             self.violate(Invariant.FAIRNESS, problem)
         if self.step % 16 == 0:
@@ -273,6 +281,9 @@ class Checkers:
             seen |= {"frames_held": len(world.cursors), "memory_bytes": world.memory_bytes}
             seen |= {"started": len(world.cursors)}
             seen |= {"queued": sum(r.cursor is None for r in world.requests.values())}
+        problem = self._grants.why_miscounted()
+        if problem is not None:
+            self.violate(Invariant.RESOURCES, problem)
         for name, value in seen.items():
             if name == "in_flight_slices" and world.is_lost:
                 continue

@@ -16,23 +16,29 @@ from gpumuxd.domain import CursorKind, Lane, PriorityClass, Slice
 from gpumuxd.events import SyncPointReached
 from gpumuxd.settings import Order, Slicing
 from gpumuxd.testing.early_stops import EarlyStops
+from gpumuxd.testing.grant_checks import Grants
 from gpumuxd.testing.seen import SeenRequest, SeenSlice
 from gpumuxd.testing.world import World
 
 _PASSED_KEPT = 256
 
+_BEST_EFFORT = PriorityClass.BEST_EFFORT
+
 
 class OrderCheck:
     """Invariants 4 and 5."""
 
-    def __init__(self, world: World, stops: EarlyStops) -> None:
+    def __init__(self, world: World, stops: EarlyStops, grants: Grants) -> None:
         self._world = world
         self._stops = stops
+        self._grants = grants
+        self.is_grant = False  # the slice that was asked about last
         self._held = (0, 0)  # the request that is held before which group,
         self._held_since_ns = 0  # and since when at the latest
 
     def why_wrong(self, work: Slice, now_ns: int, refused: set[int]) -> str | None:
         """Who should have gone before this slice."""
+        self.is_grant = False
         world = self._world
         chosen = world.requests.get(work.members[0])
         if chosen is None:
@@ -43,11 +49,17 @@ class OrderCheck:
             if request is chosen or request.arrived.request_id in refused:
                 continue
             is_first = world.is_eligible(request, now_ns)
+            may_be_granted = self._grants.is_on and chosen.effective_class is _BEST_EFFORT
+            if is_first and may_be_granted and request.effective_class is not _BEST_EFFORT:
+                self.is_grant = True
+                continue
             if is_first and not self._stops.may_be_passed_over(request, now_ns):
                 return (
                     f"{request.arrived} as {request.effective_class.name} goes before "
                     f"{chosen.arrived} as {chosen.effective_class.name}"
                 )
+        if self.is_grant:
+            return self._grants.why_not_due()
         for undecided in world.undecided.values():
             first = undecided.arrived.priority_class > chosen.effective_class
             if first and undecided.arrived.request_id not in refused:
@@ -156,6 +168,8 @@ class Blocking:
                 break
             if not _should_yield(other.cursor.request, request):
                 continue
+            if other.is_grant and other.launched_ns >= request.seen_ns:
+                continue  # an exception of its own, asked of in `grant_checks.py`
             work = other.work
             class_bound_ns = other.bounds_ns[model_class]
             if class_bound_ns is None:  # launched before there was such a model

@@ -150,10 +150,14 @@ class SeenRequest:
 class SeenSlice:
     """A slice in flight, with the bounds in force when it was launched."""
 
-    __slots__ = ("bounds_ns", "cursor", "is_resumption", "work")
+    __slots__ = ("bounds_ns", "cursor", "is_grant", "is_resumption", "launched_ns", "work")
 
-    def __init__(self, work: Slice, cursor: SeenCursor, bounds_ns: Bounds) -> None:
+    def __init__(
+        self, work: Slice, cursor: SeenCursor, bounds_ns: Bounds, launched_ns: int
+    ) -> None:
         self.work = work
         self.cursor = cursor
         self.bounds_ns = bounds_ns
+        self.launched_ns = launched_ns
         self.is_resumption = cursor.is_interrupted
+        self.is_grant = False  # it went ahead of higher classes

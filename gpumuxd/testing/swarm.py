@@ -42,8 +42,9 @@ def draw(seed: int) -> Parameters:
     # Draws of its own: what else a seed means stays as it was before there were such loads.
     loads = Random(f"{seed}/loads")
     devices = [_draw_loads(loads, device) for device in devices]
-    modes = Random(f"{seed}/modes")  # likewise
-    return Parameters(seed, tuple(_draw_modes(modes, device) for device in devices))
+    modes, shares = Random(f"{seed}/modes"), Random(f"{seed}/shares")  # likewise
+    devices = [_draw_share(shares, _draw_modes(modes, device)) for device in devices]
+    return Parameters(seed, tuple(devices))
 
 
 def log_uniform(rng: Random, low: int, high: int) -> int:
@@ -97,6 +98,15 @@ def _draw_loads(rng: Random, device: DeviceParameters) -> DeviceParameters:
         load_ns = rng.randrange(device.horizon_ns) if is_late else 0
         models.append(replace(model, load_ns=load_ns, chunk_ns=(chunk_ns,) * chunks))
     return replace(device, models=tuple(models))
+
+
+def _draw_share(rng: Random, device: DeviceParameters) -> DeviceParameters:
+    """On some devices best-effort work has a share for certain."""
+    if not _chance(rng, 0.2):
+        return device
+    share_ppm = rng.choice((10_000, 50_000, 250_000, 500_000, rng.randint(1, 500_000)))
+    settings = replace(device.settings, best_effort_share_min_ppm=share_ppm)
+    return replace(device, settings=settings)
 
 
 def _draw_modes(rng: Random, device: DeviceParameters) -> DeviceParameters:

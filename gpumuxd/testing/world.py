@@ -158,7 +158,7 @@ class World:
         if cursor is None:
             cursor = self._start(work)
         self._interrupt(work.lane, cursor, now_ns)
-        seen = SeenSlice(work, cursor, bounds_ns)
+        seen = SeenSlice(work, cursor, bounds_ns, now_ns)
         cursor.is_interrupted = False
         cursor.request.may_be_given_up = False
         cursor.launched = work.end_group

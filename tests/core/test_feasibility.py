@@ -32,7 +32,7 @@ def ask(
     ahead = Ahead(residual, list(backlog), queue, interference, is_fifo)
     deadline_ns = None if deadline is None else NOW + deadline
     cursor = make_cursor(99, make_model(run_ns or 1), priority_class, deadline_ns=deadline_ns)
-    cursor.predicted_ns = run_ns
+    cursor.predicted_ns = cursor.remaining_ns = run_ns
     finish_ns = feasibility.predicted_finish_ns(cursor, ahead, NOW)
     return finish_ns - NOW, feasibility.why_infeasible(cursor, ahead, NOW, finish_ns)
 

@@ -10,7 +10,7 @@ from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
 from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.core.explanation import Explanation
 from gpumuxd.core.statistics import DeviceStatistics
-from gpumuxd.domain import COMPLETED, Bucket, OutcomeKind, PriorityClass, RunReport
+from gpumuxd.domain import COMPLETED, Bucket, Outcome, OutcomeKind, PriorityClass, RunReport
 from gpumuxd.events import (
     DeviceLost,
     Event,
@@ -181,7 +181,100 @@ class IgnoresDeadlines(Bent):
         return event
 
 
+class GrantsTooMuch(Bent):
+    """Gives best-effort work four times its share."""
+
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        share_ppm = min(900_000, 4 * settings.best_effort_share_min_ppm)
+        return dataclasses.replace(settings, best_effort_share_min_ppm=share_ppm)
+
+
+class GrantsNothing(Bent):
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        return dataclasses.replace(settings, best_effort_share_min_ppm=0)
+
+
+class GrantsOverTheBound(Bent):
+    """What it launches ahead of higher classes is a hundred times as long."""
+
+    def poll(self, now_ns: int) -> list[Command]:
+        before = self.inner.statistics().best_effort_grants
+        commands = self.inner.poll(now_ns)
+        granted = self.inner.statistics().best_effort_grants - before
+        share = self.inner._launcher.share
+        grants = set(share._grants_in_flight) if share is not None and granted else set()
+
+        def longer(command: Command) -> list[Command]:
+            if isinstance(command, Launch) and command.slice.slice_id in grants:
+                work = command.slice
+                return [Launch(work._replace(predicted_ns=100 * work.predicted_ns))]
+            return [command]
+
+        return _each(commands, longer)
+
+
+class MiscountsGrants(Bent):
+    def statistics(self) -> DeviceStatistics:
+        told = self.inner.statistics()
+        return dataclasses.replace(told, best_effort_grants=told.best_effort_grants + 1)
+
+
 # 6 exactly one Finish
+
+
+class GivesUpTooSoon(Bent):
+    """Ends what has a deadline as soon as it is admitted, and tells of an end that is late."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        super().__init__(settings)
+        self.deadlines: dict[int, int] = {}
+
+    def bend_event(self, event: Event) -> Event | None:
+        if isinstance(event, RequestArrived) and event.deadline_ns is not None:
+            self.deadlines[event.request_id] = event.deadline_ns
+        return event
+
+    def poll(self, now_ns: int) -> list[Command]:
+        commands = self.inner.poll_fates(now_ns)
+        for command in tuple(commands):
+            if isinstance(command, Admit) and command.request_id in self.deadlines:
+                self.inner.handle(RequestCancelled(command.request_id), now_ns)
+        commands += [self.late(command) for command in self.inner.poll_fates(now_ns)]
+        return self.inner.poll_launches(now_ns, commands)
+
+    def late(self, command: Command) -> Command:
+        if not isinstance(command, Finish) or command.request_id not in self.deadlines:
+            return command
+        due_ns = self.deadlines[command.request_id]
+        outcome = Outcome(OutcomeKind.DEADLINE_MISSED, "late", due_ns + 1, due_ns)
+        return dataclasses.replace(command, outcome=outcome)
+
+
+class GivesUpInTime(Bent):
+    """What is given up would have ended in time, by its own word."""
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def in_time(command: Command) -> list[Command]:
+            if isinstance(command, Finish):
+                outcome = command.outcome
+                told = dataclasses.replace(outcome, predicted_finish_ns=outcome.deadline_ns)
+                return [dataclasses.replace(command, outcome=told)]
+            return [command]
+
+        return _each(commands, in_time)
+
+
+class ForgetsTheDeadline(Bent):
+    """Refuses and gives up without telling the deadline."""
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def forget(command: Command) -> list[Command]:
+            if isinstance(command, Finish):
+                told = dataclasses.replace(command.outcome, deadline_ns=0)
+                return [dataclasses.replace(command, outcome=told)]
+            return [command]
+
+        return _each(commands, forget)
 
 
 class DropsAFinish(Bent):

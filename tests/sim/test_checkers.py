@@ -11,6 +11,7 @@ from itertools import islice
 import pytest
 
 from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.domain import PriorityClass
 from gpumuxd.settings import Order, Slicing
 from gpumuxd.testing.checkers import Invariant, Violation
 from gpumuxd.testing.parameters import DeviceParameters
@@ -53,6 +54,22 @@ def is_bounded(device: DeviceParameters) -> bool:
     return device.settings.slicing is Slicing.ADAPTIVE and device.settings.order is Order.POLICY
 
 
+def has_share(device: DeviceParameters) -> bool:
+    """Best-effort work is sure of a share, and higher classes come too."""
+    classes = {client.priority_class for client in device.clients}
+    return (
+        device.settings.best_effort_share_min_ppm >= 10_000
+        and is_bounded(device)
+        and not device.has_high_lane
+        and len(classes) > 1
+        and PriorityClass.BEST_EFFORT in classes
+    )
+
+
+def has_deadlines(device: DeviceParameters) -> bool:
+    return any(client.deadline_ns is not None for client in device.clients)
+
+
 def is_shared(device: DeviceParameters) -> bool:
     """Two tenants of equal weight, the favoured one among them, that are never done."""
     return is_bounded(device) and device.is_contended
@@ -67,6 +84,13 @@ BROKEN: list[tuple[Invariant, SchedulerOf, Needs]] = [
     (Invariant.WINDOWS_AND_BUDGETS, broken.NeverCuts, is_bounded),
     (Invariant.WORK_CONSERVATION, broken.ForgetsToLaunch, anything),
     (Invariant.ORDER, broken.IgnoresDeadlines, is_bounded),
+    (Invariant.ORDER, broken.GrantsTooMuch, has_share),
+    (Invariant.FAIRNESS, broken.GrantsNothing, has_share),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.GrantsOverTheBound, has_share),
+    (Invariant.RESOURCES, broken.MiscountsGrants, has_share),
+    (Invariant.ONE_FINISH, broken.GivesUpTooSoon, has_deadlines),
+    (Invariant.ONE_FINISH, broken.GivesUpInTime, has_deadlines),
+    (Invariant.ONE_FINISH, broken.ForgetsTheDeadline, has_deadlines),
     (Invariant.ONE_FINISH, broken.DropsAFinish, anything),
     (Invariant.ONE_FINISH, broken.FinishesTwice, anything),
     (Invariant.ONE_FINISH, broken.FinishesAtOnce, anything),

@@ -38,6 +38,9 @@ def test_the_worlds_differ_and_visit_their_extremes() -> None:
         ),
         "both slicings": len({one.slicing for one in settings}) == 2,
         "both orders": len({one.order for one in settings}) == 2,
+        "a share for best-effort work": any(
+            device.settings.best_effort_share_min_ppm for device in devices
+        ),
         "one frame only": any(one.frames_max == 1 for one in settings),
         "a high lane": any(device.has_high_lane for device in devices),
         "slow groups": any(one.slow_ppm for one in faults),

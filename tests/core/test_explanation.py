@@ -4,7 +4,7 @@ import pytest
 
 from gpumuxd.core.explanation import Explanation
 from gpumuxd.domain import PriorityClass, SyncCost
-from gpumuxd.events import DeviceMeasured, ModelProfile, ModelReady
+from gpumuxd.events import DeviceMeasured, ModelProfile, ModelReady, SyncPointReached
 from gpumuxd.settings import Order, Slicing
 from tests.core.conversation import (
     BEST_EFFORT,
@@ -208,3 +208,38 @@ def test_before_it_was_measured_only_the_rule_is_told() -> None:
     assert (told.mode, told.is_guess) == ("bounded", True)
     assert told.group_ns == told.slice_ends == ()
     assert told.floor_ns == told.exec_ns == told.preempt_ns == told.preempt_expected_ns == 0
+
+
+def test_sync_points_that_cost_more_than_was_fitted() -> None:
+    """The device leaves 80 us before each queued slice: 20 were fitted, so slices get longer."""
+    talk = Conversation(COSTS, LONG)
+    before = explain(talk)
+    talk.duration_ns = lambda work: work.predicted_ns
+    free_ns, number = 0, 0
+    for _ in range(300):
+        for flight in list(talk.scheduler._launcher.flights.values()):
+            work = flight.slice
+            started_ns = free_ns + 80 * US
+            free_ns = started_ns + work.predicted_ns
+            talk.say(SyncPointReached(work.slice_id, started_ns, work.predicted_ns), at=free_ns)
+        if not talk.scheduler._launcher.flights:
+            number += 1
+            talk.say(request(number, "long"), at=free_ns)
+    after = explain(talk)
+    assert len(after.slice_ends) < len(before.slice_ends)
+    assert after.exec_ns // len(after.slice_ends) > 3 * before.exec_ns // len(before.slice_ends)
+
+
+@pytest.mark.parametrize(("gap_ms", "is_longer"), [(1, False), (400, True)])
+def test_rare_preemptions_make_longer_slices_if_that_is_asked_for(
+    gap_ms: int, is_longer: bool
+) -> None:
+    def slices(weigh: bool) -> int:
+        talk = Conversation(
+            COSTS, LONG, ready("voice", 100 * US), weigh_preemption_by_arrivals=weigh
+        )
+        talk.run((gap_ms * MS * number, request(number, "voice", REALTIME)) for number in range(20))
+        talk.say(ModelReady("other", ModelProfile(1), BEST_EFFORT))  # bounds are looked at anew
+        return len(explain(talk, priority_class=BEST_EFFORT).slice_ends)
+
+    assert (slices(weigh=True) < slices(weigh=False)) == is_longer

@@ -123,3 +123,28 @@ def test_passing_out_of_order_is_a_bug() -> None:
 def test_a_window_of_nothing_is_a_bug() -> None:
     with pytest.raises(AssertionError):
         LaunchQueue(COMPUTE, 0, 0)
+
+
+def test_what_sync_points_cost_is_measured_along_the_way() -> None:
+    queue = LaunchQueue(COMPUTE, 8, 300 * US)
+    assert queue.sync_ns_measured == (0, 0), "a guess is no measurement"
+    play(queue, 500 * US, 60 * US, 40 * US)
+    alone_ns, queued_ns = queue.sync_ns_measured
+    assert abs(alone_ns - 100 * US) < US, "one in flight: the round trip"
+    assert queued_ns == 0, "none was queued"
+    cursor, end_ns = make_cursor(1), queue.last_end_ns
+    flights = [fly(queue, cursor, 100 * US, end_ns)]
+    for _ in range(800):
+        flights.append(fly(queue, cursor, 100 * US, end_ns))
+        queue.passed(flights.pop(0), end_ns + 7 * US, 100 * US, end_ns + 107 * US)
+        end_ns += 107 * US
+    assert abs(queue.sync_ns_measured[1] - 7 * US) < US, "two in flight: the device's gap"
+
+
+@pytest.mark.parametrize(("fixed", "window_max", "window"), [(1, 4, 1), (3, 4, 3), (3, 2, 2)])
+def test_a_stated_window_stays(fixed: int, window_max: int, window: int) -> None:
+    queue = LaunchQueue(COMPUTE, window_max, 300 * US, fixed)
+    assert queue.window == window
+    play(queue, 30 * US, 60 * US, 40 * US)
+    assert queue.window == window
+    assert abs(queue.round_trip_ns - 100 * US) <= 100, "it is measured all the same"

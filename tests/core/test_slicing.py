@@ -7,8 +7,9 @@ from gpumuxd.core.bucket_table import RUNS_PER_FOLD
 from gpumuxd.core.eligibility import Blocked
 from gpumuxd.core.launch_queue import LaunchQueue
 from gpumuxd.core.model import Model
+from gpumuxd.core.slice_plan import Slo
 from gpumuxd.core.slicing import UNBOUNDED, Bounds
-from gpumuxd.domain import CursorKind, PriorityClass
+from gpumuxd.domain import CursorKind, PriorityClass, SyncCost
 from gpumuxd.events import ModelProfile
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
 from tests.core.conversation import BEST_EFFORT, COMPUTE, MS, REALTIME, STANDARD
@@ -21,7 +22,7 @@ OVER_BOUND, UNKNOWN = Blocked.OVER_BOUND, Blocked.UNKNOWN_ESTIMATE
 
 
 def choose(
-    bounds: list[int],
+    bounds: list[int] | Bounds,
     in_flight: list[tuple[PriorityClass, int]],
     priority_class: PriorityClass,
     group_ns: list[int],
@@ -40,7 +41,9 @@ def choose(
     model = make_model(*group_ns, measured=measured)
     cursor = make_cursor(2, model, priority_class, kind=kind)
     cursor.next_group = next_group
-    end, predicted_ns, blocked = slicing.choose(cursor, queue, Bounds(bounds, [""] * 3), settings)
+    if not isinstance(bounds, Bounds):
+        bounds = Bounds(bounds, [""] * 3)
+    end, predicted_ns, blocked = slicing.choose(cursor, queue, bounds, settings)
     return blocked or (end, predicted_ns)
 
 
@@ -193,6 +196,144 @@ def test_bounds(
     assert bounds.by_class == expected
     assert bounds.tightest_from == [min(expected), min(expected[1:]), expected[2]]
     assert bounds.origin == origin
+
+
+COSTS = (SyncCost(1, 40, 0), SyncCost(2, 8, 0), SyncCost(3, 8, 0))
+
+
+@pytest.mark.parametrize(
+    ("models", "stated_ns", "expected", "origins", "slos", "pace"),
+    [
+        # who has no SLO asks for nothing, but the device's own work yields to it all the same
+        ([], None, [NONE] * 3, ["least_delay"] * 3, [], [NONE] * 3),
+        ([(0, None)], None, [NONE] * 3, ["least_delay"] * 3, [], [1_000, NONE, NONE]),
+        (
+            [(0, None), (2, 700), (2, None)],
+            None,
+            [NONE, NONE, 600],
+            ["least_delay", "least_delay", "laxity of 1"],
+            [("1", 2, 600, 100)],
+            [1_000, NONE, 600],
+        ),
+        (
+            [(1, 400), (2, 9_000)],
+            None,
+            [NONE, 300, 1_000],
+            ["least_delay", "laxity of 0", "slice_ns_max"],
+            [("0", 1, 300, 100), ("1", 2, 8_900, 100)],
+            [NONE, 300, 1_000],
+        ),
+        # a stated bound is one for all, and nothing is planned
+        (
+            [(0, None), (2, 300)],
+            50,
+            [50, NONE, 50],
+            ["preemption_delay_ns_max", "slice_ns_max", "preemption_delay_ns_max"],
+            [],
+            [50, NONE, 50],
+        ),
+    ],
+)
+def test_bounds_where_sync_points_were_measured(
+    models: list[tuple[int, int | None]],
+    stated_ns: int | None,
+    expected: list[int],
+    origins: list[str],
+    slos: list[tuple[str, int, int, int]],
+    pace: list[int],
+) -> None:
+    settings = SchedulerSettings(slice_ns_max=1_000, preemption_delay_ns_max=stated_ns)
+    loaded = [
+        with_runs(slo_ns, 100, key=str(number), class_max=class_max)
+        for number, (class_max, slo_ns) in enumerate(models)
+    ]
+    bounds = slicing.bounds_of(loaded, settings, 0, costs=COSTS)
+    assert (bounds.by_class, bounds.origins) == (expected, origins)
+    assert (list(bounds.slos), bounds.pace_ns) == (slos, pace)
+    assert bounds.is_firm == (stated_ns is not None) == (not bounds.costs)
+    assert bounds.floor_ns == (100 if models else 0)
+    assert slicing.bounds_of(loaded, settings, 0, bounds, COSTS) is bounds
+    assert slicing.bounds_of(loaded, settings, 0, bounds, COSTS[:1]) is not bounds or stated_ns
+
+
+LEAST_DELAY = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=COSTS)
+"""TENS has 200 in all: slices of 30, two in flight: 7 * 8 + 60."""
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "cursor_class", "next_group", "expected"),
+    [
+        ([], BEST_EFFORT, 0, (3, 30)),
+        ([], BEST_EFFORT, 18, (20, 20)),
+        ([(BEST_EFFORT, 900)], BEST_EFFORT, 3, (6, 30)),  # slices are counted, not time
+        ([(BEST_EFFORT, 30)] * 2, BEST_EFFORT, 6, Blocked.WINDOW_FULL),
+        # who follows higher work waits as for its own; who preempts lower work does not
+        ([(REALTIME, 30)] * 2, BEST_EFFORT, 0, Blocked.WINDOW_FULL),
+        ([(REALTIME, 30), (STANDARD, 30)], STANDARD, 0, Blocked.WINDOW_FULL),
+        ([(BEST_EFFORT, 30)] * 2, REALTIME, 0, (3, 30)),
+        ([(BEST_EFFORT, 30), (REALTIME, 30)], REALTIME, 0, (3, 30)),
+        ([(BEST_EFFORT, 30), (REALTIME, 30), (REALTIME, 30)], REALTIME, 0, Blocked.WINDOW_FULL),
+    ],
+)
+def test_planned(
+    in_flight: list[tuple[PriorityClass, int]],
+    cursor_class: PriorityClass,
+    next_group: int,
+    expected: tuple[int, int] | Blocked,
+) -> None:
+    chosen = choose(LEAST_DELAY, in_flight, cursor_class, TENS, next_group=next_group, window=4)
+    assert chosen == expected
+
+
+def test_plans_do_not_cut_profiles() -> None:
+    assert choose(LEAST_DELAY, [], BEST_EFFORT, TENS, kind=CursorKind.PROFILE) == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("group_ns", "expected"),
+    [
+        (TENS, (5, 50)),  # bounded: half of 100
+        ([100] * 20, (1, 100)),
+        ([101] * 20, (1, 101)),  # slo: as short as it goes, and
+    ],
+)
+def test_a_derived_bound_is_kept_where_one_group_fits(
+    group_ns: list[int], expected: tuple[int, int]
+) -> None:
+    slos = (Slo("voice", 2, 100, 10),)
+    bounds = Bounds([NONE, NONE, 100], [""] * 3, is_firm=False, costs=COSTS, slos=slos)
+    assert choose(bounds, [], BEST_EFFORT, group_ns) == expected
+    # The same beside 60 in flight: a bound has no room for a group of 100; least delay has.
+    beside = choose(bounds, [(BEST_EFFORT, 60)], BEST_EFFORT, group_ns)
+    assert beside == {10: (4, 40), 100: OVER_BOUND, 101: Blocked.WINDOW_FULL}[group_ns[0]]
+
+
+def test_a_plan_is_kept_until_something_noticeable_moves() -> None:
+    model = make_model(*TENS)
+    table = model.estimates.table((1,))
+    plan = slicing.plan_of(model, table, 0, LEAST_DELAY)
+    other = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=COSTS)
+    assert slicing.plan_of(model, table, 0, other) is plan
+    assert (plan.bounds, plan.prefix) == (other, table.prefix)
+    assert slicing.plan_of(model, table, 2, other) is not plan, "each class has its own"
+    dearer = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=(SyncCost(1, 9_000, 0),))
+    longer = slicing.plan_of(model, table, 0, dearer)
+    assert (longer.window, longer.slice_ns) == (1, 200)
+    # Groups become ten times as long, fold by fold.
+    for _ in range(20):
+        column = table.new_column(0)
+        table.record_slice(column, 0, 20, 2_000)
+        table.record_run(column, 2_000, 0)
+    assert slicing.plan_of(model, table, 0, other).slice_ns > 2 * plan.slice_ns
+
+
+def test_rare_arrivals_make_longer_slices() -> None:
+    model = make_model(*TENS)
+    table = model.estimates.table((1,))
+    rare = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=COSTS, arrival_gap_ns=(200_000,) * 3)
+    assert slicing.plan_of(model, table, 0, rare).slice_ns == 200
+    often = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=COSTS, arrival_gap_ns=(200,) * 3)
+    assert slicing.plan_of(model, table, 0, often).slice_ns == 30
 
 
 def test_in_arrival_order_nobody_is_ordered_ahead() -> None:

@@ -238,7 +238,8 @@ def test_rare_preemptions_make_longer_slices_if_that_is_asked_for(
         talk = Conversation(
             COSTS, LONG, ready("voice", 100 * US), weigh_preemption_by_arrivals=weigh
         )
-        talk.run((gap_ms * MS * number, request(number, "voice", REALTIME)) for number in range(20))
+        times = [gap_ms * MS * number for number in range(20)]
+        talk.run((at, request(at, "voice", REALTIME, at=at)) for at in times)
         talk.say(ModelReady("other", ModelProfile(1), BEST_EFFORT))  # bounds are looked at anew
         return len(explain(talk, priority_class=BEST_EFFORT).slice_ends)
 

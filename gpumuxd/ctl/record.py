@@ -23,6 +23,9 @@ from gpumuxd.units import MIB, mib_from_bytes
 SECONDS_DEFAULT = 10.0
 MIB_DEFAULT = 64
 
+NUMBER_MAX = 1e6
+"""What is sensible below that is the daemon's to say."""
+
 
 def add_options(record: argparse.ArgumentParser) -> None:
     """What `record` takes."""
@@ -47,9 +50,9 @@ def add_options(record: argparse.ArgumentParser) -> None:
 
 def run(client: Client, options: argparse.Namespace) -> Any:
     """Record, and put the file where it was asked for."""
-    bytes_max = round(options.mib_max * MIB)
-    if not 0 < options.seconds <= 1e6 or not 0 < bytes_max < 1 << 62:
+    if not (0 < options.seconds < NUMBER_MAX and 0 < options.mib_max < NUMBER_MAX):
         raise UsageError("--seconds and --mib-max: expected numbers above 0")
+    bytes_max = round(options.mib_max * MIB)
     if options.output.exists() and not options.force:
         raise UsageError(f"{options.output} is there already; --force replaces it")
     with _new_file(options.output, is_forced=options.force) as file:

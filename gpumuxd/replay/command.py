@@ -28,6 +28,8 @@ EXIT_UNUSABLE = 2
 
 PIPE_COLUMNS = 1_000_000
 
+MS_MAX = 3_600_000.0
+
 RECORDED = "recorded"
 MODEL_CHECK = "predicted, as recorded"
 
@@ -101,10 +103,10 @@ def _slicing(text: str) -> tuple[Slicing, int, int]:
 
 
 def _ms(text: str) -> int:
-    value_ns = ns_from_ms(float(text))
-    if not 0 < value_ns <= 3600 * NS_PER_S:
+    value_ms = float(text)
+    if not 0 < value_ms <= MS_MAX:
         raise argparse.ArgumentTypeError(f"expected a time above 0, got {text!r}")
-    return value_ns
+    return ns_from_ms(value_ms)
 
 
 def _read(options: argparse.Namespace) -> Contents:
@@ -229,8 +231,8 @@ def _show(
     settings = header.settings.scheduler
     console.print(
         f"{header.device}, gpumuxd {header.gpumuxd_version}, "
-        f"{_duration_ns(contents) / NS_PER_S:.2f} s, {replayed.records} records, slicing {format_slicing(*_slicing_of(settings))}, "
-        f"order {settings.order}"
+        f"{_duration_ns(contents) / NS_PER_S:.2f} s, {replayed.records} records, "
+        f"slicing {format_slicing(*_slicing_of(settings))}, order {settings.order}"
     )
     why = contents.broken or (f"it ended: {end.reason}" if end is not None else "it broke off")
     if contents.broken or end is None:

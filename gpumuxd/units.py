@@ -7,6 +7,9 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
+PPM = 1_000_000
+"""Fractions are integers in millionths."""
+
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB

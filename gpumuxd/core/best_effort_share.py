@@ -18,7 +18,7 @@ It must not know who waits or where the slices are cut; `launcher` asks and tell
 Invariant: no grant is launched while the debt is below one slice.
 """
 
-PPM = 1_000_000
+from gpumuxd.units import PPM
 
 GRANTS_OWED_MAX = 8
 """A group of others may be many times as long as a slice, and pays for as many grants."""

@@ -29,7 +29,7 @@ from gpumuxd.settings import (
     format_slicing,
     parse_slicing,
 )
-from gpumuxd.units import MIB, NS_PER_MS, NS_PER_S, NS_PER_US
+from gpumuxd.units import MIB, NS_PER_MS, NS_PER_S, NS_PER_US, PPM
 
 DEFAULT_PATH = Path("/etc/gpumuxd/gpumuxd.toml")
 """Read when no other file is named and this one is there."""
@@ -193,6 +193,9 @@ def _parse_scheduler(table: TomlTable) -> DeviceSettings:
         ),
         weigh_preemption_by_arrivals=table.take_flag(
             "weigh_preemption_by_arrivals", base.weigh_preemption_by_arrivals
+        ),
+        best_effort_share_min_ppm=table.take_scaled(
+            "best_effort_share_min", base.best_effort_share_min_ppm, PPM, 0, PPM // 2
         ),
         window_max=table.take_int("window_max", base.window_max, 1, WINDOW_MAX),
         queue_requests_max=table.take_int(

@@ -67,6 +67,8 @@ def statistics_frame(snapshot: DeviceStatistics) -> Statistics:
         bound_ns=snapshot.bound_ns,
         window=snapshot.window,
         device_busy_ns=snapshot.device_busy_ns,
+        best_effort_grants=snapshot.best_effort_grants,
+        best_effort_granted_ns=snapshot.best_effort_granted_ns,
         models=tuple(
             ModelFigures(m.model, m.queued, m.started, m.completed, m.failed)
             for m in models[:MODELS_TOLD_MAX]

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from gpumuxd.domain import PriorityClass
 from gpumuxd.settings import Order
 from gpumuxd.testing.launch_checks import StatisticsSeen
-from gpumuxd.testing.parameters import PPM
 from gpumuxd.testing.seen import SeenSlice
 from gpumuxd.testing.world import World
+from gpumuxd.units import PPM
 
 _BEST_EFFORT = PriorityClass.BEST_EFFORT
 

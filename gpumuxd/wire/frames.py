@@ -230,7 +230,8 @@ class Statistics(Frame, frozen=True):
     """A snapshot of the device scheduler, for people and placement.
 
     `bound_origin` names what gave `bound_ns`: `laxity`, and then `bound_model` is the key of the
-    model with that SLO; or the setting that did; or why there is no bound.
+    model with that SLO; or the setting that did; or why there is no bound. `best_effort_grants` are
+    slices that went ahead of higher classes for `best_effort_share_min`.
     """
 
     queued: int
@@ -249,6 +250,8 @@ class Statistics(Frame, frozen=True):
     models: tuple[ModelFigures, ...] = ()
     bound_origin: str = ""
     bound_model: str = ""
+    best_effort_grants: int = 0
+    best_effort_granted_ns: int = 0
 
 
 class RecordingEnded(Frame, frozen=True):

@@ -5,10 +5,11 @@ from itertools import pairwise
 import pytest
 
 from gpumuxd.commands import Admit
-from gpumuxd.core.best_effort_share import GRANTS_OWED_MAX, PPM, BestEffortShare
+from gpumuxd.core.best_effort_share import GRANTS_OWED_MAX, BestEffortShare
 from gpumuxd.domain import Lane, OutcomeKind, PriorityClass
 from gpumuxd.events import Event, ModelProfile, ModelReady, RequestCancelled
 from gpumuxd.settings import Order
+from gpumuxd.units import PPM
 from tests.core.conversation import (
     BEST_EFFORT,
     COMPUTE,

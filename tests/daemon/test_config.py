@@ -69,6 +69,7 @@ order = "fifo"
 preemption_delay_ms_max = 0.5
 slice_ms_max = 3
 weigh_preemption_by_arrivals = true
+best_effort_share_min = 0.05
 window_max = 2
 group_target_ms = 0.25
 queue_requests_max = 10
@@ -108,6 +109,7 @@ def test_everything_said_arrives() -> None:
         preemption_delay_ns_max=NS_PER_MS // 2,
         slice_ns_max=3 * NS_PER_MS,
         weigh_preemption_by_arrivals=True,
+        best_effort_share_min_ppm=50_000,
         window_max=2,
         queue_requests_max=10,
         frames_max=6,
@@ -190,6 +192,12 @@ def test_everything_said_arrives() -> None:
             "[scheduler]\nslicing = 'window(2, 5)'",
             r"at most window_max \(4\) slices in flight, got 5",
         ),
+        (
+            "[scheduler]\nbest_effort_share_min = 0.51",
+            r"best_effort_share_min: .* from 0 to 0.5, got 0.51",
+        ),
+        ("[scheduler]\nbest_effort_share_min = -0.1", "expected a number from 0 to 0.5"),
+        ("[scheduler]\nbest_effort_share_min = '5%'", "expected a number, got '5%'"),
         ("[scheduler]\npreemption_delay_ms_max = 'x'", "expected 'auto' or a number, got 'x'"),
         ("[scheduler]\nframes_max = 4\nframes_reserved = 2", "frames_reserved: expected less"),
         ("[listen]\ntcp = ['x']", r"\[listen\].tcp: listener 'x': expected host:port"),

@@ -1,5 +1,7 @@
 """Which groups of a profile are told as the longest, and that they fit a frame."""
 
+from dataclasses import replace
+
 from gpumuxd.core.statistics import LAXITY_OF, DeviceStatistics
 from gpumuxd.device.long_groups import ALL_GROUPS_TOLD_MAX, GROUPS_TOLD_MAX, longest_groups
 from gpumuxd.device.translate import statistics_frame
@@ -51,3 +53,9 @@ def test_where_a_bound_comes_from_is_told_apart_from_whose_it_is() -> None:
     assert (told.bound_origin, told.bound_model) == ("laxity", f"{LAXITY_OF}m/1#7")
     told = statistics_frame(statistics("slice_ns_max"))
     assert (told.bound_origin, told.bound_model) == ("slice_ns_max", "")
+
+
+def test_what_best_effort_work_was_granted_is_told() -> None:
+    granted = replace(statistics(""), best_effort_grants=3, best_effort_granted_ns=4)
+    told = statistics_frame(granted)
+    assert (told.best_effort_grants, told.best_effort_granted_ns) == (3, 4)

@@ -12,7 +12,7 @@ device that can't be measured serves without, and its scheduler makes do with wh
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +133,7 @@ def _processor() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`is_steady`: there was time for enough repetitions."""
+    """`is_steady`: there was time for enough repetitions, and they agree."""
 
     costs: DeviceCosts
     is_steady: bool
@@ -166,13 +166,33 @@ def measure(settings: DeviceSettings, clock: Clock) -> Measured:
             now_ns = clock()
             if 2 * now_ns - repetition_began_ns - began_ns > TIME_NS_MAX:
                 break
-    groups_ns = median_ns([run.groups_ns for run in never])
     whole_ns = [run.run_ns for run in never]
-    costs = tuple(
-        fit(window, GROUPS, groups_ns, {**runs, NEVER: whole_ns}) for window, runs in grid.items()
+    by_window = {window: {**each, NEVER: whole_ns} for window, each in grid.items()}
+    return _concluded(
+        by_window, [run.groups_ns for run in never], [run.launching_ns for run in free]
     )
-    launch_ns = median_ns([run.launching_ns // GROUPS for run in free])
-    return Measured(DeviceCosts(costs, launch_ns), len(never) >= REPETITIONS_MIN)
+
+
+def _concluded(
+    runs: Mapping[int, Mapping[int, Sequence[int]]],
+    groups_ns: Sequence[int],
+    launching_ns: Sequence[int],
+) -> Measured:
+    """What the repetitions say. Where they do not agree the machine was busy with others, and the
+    quickest of each is nearest to what a run takes."""
+    every = [times for of_window in runs.values() for times in of_window.values()]
+    agree = sum(map(median_ns, every)) * 2 <= sum(map(min, every)) * 3
+    is_steady = agree and len(groups_ns) >= REPETITIONS_MIN
+    typical = median_ns if is_steady else min
+    costs = fit(
+        GROUPS,
+        typical(groups_ns),
+        {
+            window: {length: typical(times) for length, times in of_window.items()}
+            for window, of_window in runs.items()
+        },
+    )
+    return Measured(DeviceCosts(costs, typical(launching_ns) // GROUPS), is_steady)
 
 
 @dataclass(slots=True)

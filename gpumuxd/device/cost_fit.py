@@ -2,37 +2,64 @@
 
 Deft (Middleware WoC 2023) takes a run of N kernel groups, cut every k of them, to last
 `a * floor(N / k) + b`. Here `a` is `sync_ns`, and `b` without what the groups themselves take is
-`base_ns`. Pure: times in, costs out. It must not know how they were measured.
-
-Each length counts with the median of its runs, so one that the machine interrupted moves nothing.
+`base_ns`. `a` depends on how many slices may be in flight; `b` does not, since a run without sync
+points is one slice, so all windows are fitted together: else the noise of each would make windows
+look better than others for nothing. Pure: times in, costs out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
+from fractions import Fraction
 
 from gpumuxd.domain import SyncCost
-from gpumuxd.programs.profiler import median_ns
+
+Runs = Mapping[int, Mapping[int, int]]
+"""How long a run took from end to end, by window and by the number of groups in a slice."""
+
+_Points = list[tuple[int, int]]
+"""Sync points of a run, and how long it took."""
 
 
-def fit(
-    window: int, group_count: int, groups_ns: int, runs: Mapping[int, Sequence[int]]
-) -> SyncCost:
-    """The costs of one window. `runs` has, for each number of groups in a slice, how long runs took
-    from end to end; `groups_ns` is what all groups of one take.
+def fit(group_count: int, groups_ns: int, runs: Runs) -> tuple[SyncCost, ...]:
+    """The costs of each window. `groups_ns` is what all groups of one run take.
 
     A sync point never costs less than nothing, and neither does a run.
     """
-    points = [(group_count // length, median_ns(samples)) for length, samples in runs.items()]
-    count = len(points)
-    sum_x, sum_y = sum(x for x, _ in points), sum(y for _, y in points)
-    sum_xx, sum_xy = sum(x * x for x, _ in points), sum(x * y for x, y in points)
-    spread = count * sum_xx - sum_x * sum_x
-    assert spread > 0, "two lengths at least, that give different numbers of sync points"
-    slope = count * sum_xy - sum_x * sum_y
-    if slope <= 0:
-        return SyncCost(window, 0, max(_rounded(sum_y, count) - groups_ns, 0))
-    intercept_ns = _rounded(sum_y * sum_xx - sum_x * sum_xy, spread)
-    return SyncCost(window, _rounded(slope, spread), max(intercept_ns - groups_ns, 0))
+    points = {
+        window: [(group_count // length, run_ns) for length, run_ns in of_window.items()]
+        for window, of_window in runs.items()
+    }
+    free: list[int] = []  # windows whose sync points seem to cost less than nothing
+    while True:
+        base_ns = _intercept(points, free)
+        slopes = {window: _slope(each, base_ns) for window, each in points.items()}
+        found = [window for window in points if slopes[window] < 0 and window not in free]
+        if not found:
+            break
+        free.extend(found)
+    return tuple(
+        SyncCost(
+            window,
+            0 if window in free else round(slopes[window]),
+            max(round(base_ns) - groups_ns, 0),
+        )
+        for window in points
+    )
 
 
-def _rounded(numerator: int, denominator: int) -> int:
-    return (2 * numerator + denominator) // (2 * denominator)
+def _intercept(points: Mapping[int, _Points], free: Collection[int]) -> Fraction:
+    """Where the lines of all windows begin: the common one that leaves the least squares."""
+    total = weight = Fraction(0)
+    for window, each in points.items():
+        total += sum(y for _, y in each)
+        weight += len(each)
+        if window not in free:
+            sum_x, sum_xx = sum(x for x, _ in each), sum(x * x for x, _ in each)
+            assert sum_xx > 0, "one length at least gives sync points"
+            total -= Fraction(sum_x * sum(x * y for x, y in each), sum_xx)
+            weight -= Fraction(sum_x * sum_x, sum_xx)
+    assert weight > 0, "two lengths at least, that give different numbers of sync points"
+    return total / weight
+
+
+def _slope(points: _Points, base_ns: Fraction) -> Fraction:
+    return sum(x * (y - base_ns) for x, y in points) / Fraction(sum(x * x for x, _ in points))

@@ -11,7 +11,14 @@ import pytest
 
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.device import calibration
-from gpumuxd.device.calibration import WINDOWS_MAX, Measured, device_costs, key_of, measure
+from gpumuxd.device.calibration import (
+    WINDOWS_MAX,
+    Measured,
+    _concluded,
+    device_costs,
+    key_of,
+    measure,
+)
 from gpumuxd.domain import SyncCost
 from gpumuxd.programs.cost_cache import CostCache, DeviceCosts
 from gpumuxd.settings import DeviceSettings, SchedulerSettings
@@ -44,6 +51,28 @@ def test_when_time_is_up_there_is_one_repetition() -> None:
     seconds = itertools.count(0, NS_PER_S)
     settings = replace(SETTINGS, scheduler=SchedulerSettings(window_max=1))
     assert not measure(settings, lambda: next(seconds)).is_steady
+
+
+RUNS = {1: {1: [116, 500, 116], 17: [100, 100, 100]}, 2: {1: [100] * 3, 17: [100] * 3}}
+
+
+def test_runs_that_were_interrupted_move_nothing() -> None:
+    assert _concluded(RUNS, [90, 90, 700], [32, 32, 900]) == Measured(
+        DeviceCosts((SyncCost(1, 1, 10), SyncCost(2, 0, 10)), 2), is_steady=True
+    )
+
+
+def test_on_a_busy_machine_the_quickest_runs_count_and_are_not_kept() -> None:
+    busy = {w: {k: [5 * t[0], t[0], 5 * t[0]] for k, t in runs.items()} for w, runs in RUNS.items()}
+    measured = _concluded(busy, [450, 90, 450], [320, 32, 320])
+    assert measured == Measured(
+        DeviceCosts((SyncCost(1, 1, 10), SyncCost(2, 0, 10)), 2), is_steady=False
+    )
+
+
+def test_two_repetitions_are_too_few_to_be_kept() -> None:
+    few = {w: {k: times[::2] for k, times in runs.items()} for w, runs in RUNS.items()}
+    assert not _concluded(few, [90, 90], [32, 32]).is_steady
 
 
 def measures(monkeypatch: pytest.MonkeyPatch, result: Measured) -> list[DeviceSettings]:

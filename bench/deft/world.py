@@ -125,7 +125,8 @@ class Loop:
     """A model looping alone.
 
     `added_ns` is the part of its period that is not work of its operators, as that was drawn: what
-    sync points cost. `delay_ns` is how long an arrival would wait, at evenly spread phases.
+    sync points cost. `delay_ns` is how long an arrival would wait, at evenly spread phases,
+    ascending.
     """
 
     period_ns: float
@@ -163,7 +164,9 @@ def loop_alone(
         max(0, min(flown.end_ns, end_ns) - max(flown.started_ns, begin_ns)) for flown in bed.flown
     )
     added_ns = (end_ns - begin_ns - busy_ns) / runs
-    return Loop((end_ns - begin_ns) / runs, added_ns, round(slices / runs), tuple(delays)), bed
+    return Loop(
+        (end_ns - begin_ns) / runs, added_ns, round(slices / runs), tuple(sorted(delays))
+    ), bed
 
 
 def even_phase(index: int) -> float:

@@ -56,6 +56,11 @@ class GpumuxdError(Exception):
         self.facts = dict(facts or {})
         self.retry_delay_ns = retry_delay_ns
 
+    @property
+    def name(self) -> str:
+        """The class as clients know it: one of this file, also of what is derived elsewhere."""
+        return next(each.__name__ for each in type(self).__mro__ if each.__module__ == __name__)
+
 
 class InvalidRequest(GpumuxdError):
     """The request itself is wrong; sending it again can't help."""

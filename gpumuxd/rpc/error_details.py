@@ -48,8 +48,7 @@ def encode_details(code: int, text: str, error: GpumuxdError | None) -> bytes:
 
 def reason_of(error: GpumuxdError) -> str:
     """The class as a constant: DeadlineInfeasible is DEADLINE_INFEASIBLE."""
-    name = type(error).__name__
-    words = (f"_{letter}" if letter.isupper() and i else letter for i, letter in enumerate(name))
+    words = (f"_{x}" if x.isupper() and i else x for i, x in enumerate(error.name))
     return "".join(words).upper()
 
 

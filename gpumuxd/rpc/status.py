@@ -64,7 +64,7 @@ def failure_of(error: BaseException, method: str) -> Failure:
 
 def _told(error: GpumuxdError) -> Failure:
     code, text = grpc.StatusCode[error.status], shorten(error.message)
-    return Failure(code, text, type(error).__name__, encode_details(_number(code), text, error))
+    return Failure(code, text, error.name, encode_details(_number(code), text, error))
 
 
 def _number(code: grpc.StatusCode) -> int:

@@ -6,6 +6,7 @@ from gpumuxd_client.calls import RETRY_DELAY_S_FIRST, Attempts, load, server_liv
 from gpumuxd_client.errors import error_of
 
 from gpumuxd import errors as daemon_errors
+from tests.rpc.test_error_details import ERROR_CLASSES
 
 
 @pytest.mark.parametrize(
@@ -37,11 +38,7 @@ def test_an_error_without_a_text_tells_its_status() -> None:
     assert str(error_of("UNIMPLEMENTED", "", [])) == "UNIMPLEMENTED"
 
 
-def daemon_classes(base: type[Exception]) -> list[type[Exception]]:
-    return [found for sub in base.__subclasses__() for found in (sub, *daemon_classes(sub))]
-
-
-@pytest.mark.parametrize("theirs", daemon_classes(daemon_errors.GpumuxdError))
+@pytest.mark.parametrize("theirs", ERROR_CLASSES)
 def test_every_error_of_the_daemon_has_a_class_here(
     theirs: type[daemon_errors.GpumuxdError],
 ) -> None:

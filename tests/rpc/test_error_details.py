@@ -24,6 +24,13 @@ GOLDEN = bytes.fromhex(
     "756d7578641a0f0a056d6f64656c120673696c65726f1a350a28747970652e676f6f676c65617069732e636f"
     "6d2f676f6f676c652e7270632e5265747279496e666f12090a0708011080e59a77"
 )
+ERROR_CLASSES = [
+    each
+    for each in vars(errors).values()
+    if isinstance(each, type)
+    and issubclass(each, errors.GpumuxdError)
+    and each is not errors.GpumuxdError
+]
 TRAILER_BYTES_MAX = 8192
 """What gRPC's clients accept by default."""
 
@@ -49,18 +56,22 @@ def test_the_reason_is_the_class_as_a_constant(error: errors.GpumuxdError, reaso
     assert reason_of(error) == reason
 
 
-def error_classes(base: type[errors.GpumuxdError]) -> list[type[errors.GpumuxdError]]:
-    return [found for sub in base.__subclasses__() for found in (sub, *error_classes(sub))]
-
-
 def test_every_reason_is_documented_with_its_status() -> None:
     document = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
     rows = [line.split(" | ") for line in document.splitlines() if line.startswith("| `")]
     documented = {
         reason: row[1].strip("` |") for row in rows for reason in re.findall("`([A-Z_]+)`", row[0])
     }
-    known = {reason_of(each("")): each.status for each in error_classes(errors.GpumuxdError)}
+    known = {reason_of(each("")): each.status for each in ERROR_CLASSES}
     assert documented == {**known, "INTERNAL": "INTERNAL"}
+
+
+def test_what_is_derived_elsewhere_is_told_as_what_it_is_derived_from() -> None:
+    class Elsewhere(errors.QueueFull):
+        pass
+
+    failure = failure_of(Elsewhere("full"), "/a/B")
+    assert (failure.reason, info_of(failure.details).reason) == ("QueueFull", "QUEUE_FULL")
 
 
 def test_a_bug_has_a_reason_and_nothing_else() -> None:

@@ -9,13 +9,10 @@ from structlog.testing import capture_logs
 from gpumuxd import errors
 from gpumuxd.domain import Outcome, OutcomeKind
 from gpumuxd.rpc.status import TEXT_BYTES_MAX, failure_of, shorten
+from tests.rpc.test_error_details import ERROR_CLASSES
 
 
-def error_classes(base: type[errors.GpumuxdError]) -> list[type[errors.GpumuxdError]]:
-    return [base, *(found for sub in base.__subclasses__() for found in error_classes(sub))]
-
-
-@pytest.mark.parametrize("error_class", error_classes(errors.GpumuxdError))
+@pytest.mark.parametrize("error_class", ERROR_CLASSES)
 def test_every_error_has_a_status_and_tells_its_class(
     error_class: type[errors.GpumuxdError],
 ) -> None:

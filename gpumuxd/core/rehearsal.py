@@ -14,6 +14,7 @@ from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.explanation import Explanation
 from gpumuxd.core.launch_queue import LaunchQueue
 from gpumuxd.core.model import Model
+from gpumuxd.core.slice_plan import Slo
 from gpumuxd.core.slicing import UNBOUNDED, Bounds, choose, plan_of
 from gpumuxd.core.slicing_mode import Mode, mode_of
 from gpumuxd.core.tenant import Tenant
@@ -99,8 +100,11 @@ def explain(
     covering_ns = bounds.tightest_from[rank]
     bound_ns = None if covering_ns == UNBOUNDED else covering_ns
     origin = bounds.origin_from(rank)
+    slo = min((slo for slo in bounds.slos if slo.rank >= rank), key=_laxity_ns, default=None)
+    laxity_ns = None if bounds.is_firm else bounds.kept_from[rank]
+    whose = "" if slo is None else slo.model
     mode, reason = mode_of(
-        settings.slicing, bound_ns, origin, table.longest_group_ns, bounds.is_firm
+        settings.slicing, table.longest_group_ns, bound_ns, origin, laxity_ns, whose
     )
     if mode is not Mode.BOUNDED:
         bound_ns, origin = None, ""
@@ -132,6 +136,10 @@ def explain(
         preempt_expected_ns=run.preempt_expected_ns,
         is_guess=table.is_guess,
     )
+
+
+def _laxity_ns(slo: Slo) -> int:
+    return slo.laxity_ns
 
 
 def _exec_ns(run: Rehearsal, costs: tuple[SyncCost, ...]) -> int:

@@ -69,6 +69,7 @@ class Bounds:
         "covering",
         "floor_ns",
         "is_firm",
+        "kept_from",
         "origin",
         "origins",
         "pace_ns",
@@ -91,7 +92,7 @@ class Bounds:
         self.by_class = by_class  # UNBOUNDED where no loaded model gives the class one
         self.origins = origins  # what gave each class its bound, or that it has none
         self.origin = self.origin_from(0)
-        self.is_firm = is_firm  # kept even where one group is longer; no plans
+        self.is_firm = is_firm  # kept whatever groups take; no plans
         self.pace_ns = by_class if pace_ns is None else pace_ns
         """How long the device's own work may be in the way of each class: its bound, else
         `slice_ns_max` where some loaded model may be asked in it."""
@@ -100,6 +101,14 @@ class Bounds:
         may be in flight, alone."""
         self.costs = costs
         self.slos = slos
+        self.kept_from = [
+            UNBOUNDED
+            if is_firm
+            else min((slo.laxity_ns for slo in slos if slo.rank >= low), default=-1)
+            for low in range(_CLASSES)
+        ]
+        """For work of each class: the longest group with which it is cut by bounds; by a plan if
+        it has a longer one (`slicing_mode`)."""
         self.arrival_gap_ns = arrival_gap_ns
         """For work of each class: between arrivals that go ahead of it; 0 where not weighed."""
         self.tightest_from = [min(by_class[index:]) for index in range(_CLASSES)]
@@ -227,12 +236,9 @@ def choose(
         end = _fixed_end(cursor, settings)
         return end, prefix[end] - prefix[next_group], None
 
-    covering, covered_ns = bounds.covering[cursor.rank], queue.covered_ns
-    # As `slicing_mode.is_bounded`.
-    if not bounds.is_firm and (
-        not covering or table.longest_group_ns > bounds.tightest_from[cursor.rank]
-    ):
+    if table.longest_group_ns > bounds.kept_from[cursor.rank]:
         return _planned(cursor, queue, bounds)
+    covering, covered_ns = bounds.covering[cursor.rank], queue.covered_ns
     target_ns = settings.slice_ns_max
     if covering:
         room_ns = UNBOUNDED

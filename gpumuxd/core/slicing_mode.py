@@ -5,17 +5,20 @@ to bottom, the first that is true:
 
     1 a bound is stated                                            bounded, by that
     2 the device's sync points were not measured, or fifo          bounded, by `slice_ns_max`
-    3 some model that could be ordered ahead has an SLO, and the
+    3 some models that could be ordered ahead have an SLO, and the
       smallest laxity is at least the longest group of this work   bounded, by that laxity
-    4 some such model has an SLO                                   slo
+    4 some such models have an SLO                                 slo
     5                                                              least_delay
+
+A bound by laxity is at most `slice_ns_max`, and as with a stated bound one group may be in flight
+alone where it is longer. So in 3 what is promised is the larger of bound and longest group, which
+that laxity allows. In 4 nothing can be promised, and the best is made of it.
 
 Why laxity is compared with the groups of this work, and not with the longest of all that is loaded:
 a bound that one model can't keep would else be given up for all of them, and a model that comes or
 learns a new size would switch everybody's mode. So one long model is in `slo` and the others
-keep the bound. A stated bound is kept as well as groups allow (one of them alone), because
-somebody asked for it. "Could be ordered ahead" means: its class is not lower, so its own model
-counts.
+keep the bound. A stated bound is kept as well as groups allow, because somebody asked for it.
+"Could be ordered ahead" means: its class is not lower, so its own model counts.
 """
 
 import enum
@@ -36,33 +39,36 @@ class Mode(enum.StrEnum):
     WINDOW = "window"
 
 
-def is_bounded(bound_ns: int, longest_group_ns: int, is_firm: bool) -> bool:
-    """Rules 1 to 3. `bound_ns`: the tightest that covers the work. `is_firm`: it is kept even
-    where one group is longer. Written out in `slicing.choose`, which has no time for a call."""
-    return is_firm or longest_group_ns <= bound_ns
-
-
 def mode_of(
     slicing: Slicing,
+    longest_group_ns: int,
     bound_ns: int | None,
     origin: str,
-    longest_group_ns: int,
-    is_firm: bool,
+    laxity_ns: int | None = None,
+    whose: str = "",
 ) -> tuple[Mode, str]:
-    """The mode of work whose longest group this is, and why. `bound_ns` and `origin`: the tightest
-    bound that covers it, None if nothing does."""
+    """The mode of work whose longest group this is, and why.
+
+    `bound_ns` and `origin` are of the tightest bound that covers it, None where nothing does.
+    `laxity_ns` is the smallest one, and `whose`; None where a bound holds whatever it is (1, 2).
+    The same comparison is in `slicing.choose`, which has no time for a call.
+    """
     if slicing is not Slicing.ADAPTIVE:
         return Mode(slicing.value), f"the baseline slicing = {slicing.value} is configured"
     if bound_ns is None:
-        if is_firm:
+        if laxity_ns is None:
             return Mode.BOUNDED, f"nothing could be ordered ahead of it; slices are cut by {origin}"
         return Mode.LEAST_DELAY, (
             "no model that could be ordered ahead of it has an slo_ms, and no bound is configured"
         )
-    bound = f"{ms_from_ns(bound_ns):.3f} ms"
-    if is_bounded(bound_ns, longest_group_ns, is_firm):
-        return Mode.BOUNDED, f"at most {bound} may be in flight: {origin}"
-    return Mode.SLO, (
-        f"no bound can be kept: its longest group takes {ms_from_ns(longest_group_ns):.3f} ms, "
-        f"more than the {bound} of the {origin}"
+    longest = f"{ms_from_ns(longest_group_ns):.3f} ms"
+    if laxity_ns is not None and longest_group_ns > laxity_ns:
+        return Mode.SLO, (
+            f"no bound can be kept: its longest group takes {longest}, more than the laxity of "
+            f"{whose}, {ms_from_ns(laxity_ns):.3f} ms"
+        )
+    alone = f", or one group alone: the longest takes {longest}"
+    return Mode.BOUNDED, (
+        f"at most {ms_from_ns(bound_ns):.3f} ms may be in flight: {origin}"
+        f"{alone if longest_group_ns > bound_ns else ''}"
     )

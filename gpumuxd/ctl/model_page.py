@@ -113,6 +113,8 @@ def bound_text(name: str, bound: Any) -> str:
             origin = "slice_ms_max, no SLO leaves less"
         case "slicing":
             origin = "slicing = none"
+        case "fixed":
+            origin = "slicing has fixed sync points"
         case "order":
             origin = "order = fifo"
         case "least_delay":

@@ -159,6 +159,7 @@ class BoundOrigin(enum.StrEnum):
     SLICE_MAX = "slice_ms_max"
     LAXITY = "laxity"
     NO_SLICING = "slicing"
+    FIXED = "fixed"  # a baseline with sync points at fixed places
     NO_ORDER = "order"
     LEAST_DELAY = "least_delay"  # none is promised: slices are as long as is best for all
     UNKNOWN = "unknown"

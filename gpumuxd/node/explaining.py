@@ -143,6 +143,7 @@ def _bound(
     is_none = told.bound_ns is None and bound.origin not in (
         BoundOrigin.NO_ORDER,
         BoundOrigin.NO_SLICING,
+        BoundOrigin.FIXED,
     )
     return BoundView(None, BoundOrigin.LEAST_DELAY) if is_none else bound
 

@@ -37,6 +37,8 @@ def bound_of(
         return BoundView(None, BoundOrigin.NO_ORDER)
     if settings.slicing is Slicing.NONE:
         return BoundView(None, BoundOrigin.NO_SLICING)
+    if settings.slicing is not Slicing.ADAPTIVE:
+        return BoundView(None, BoundOrigin.FIXED)
     origin = _ORIGINS.get(statistics.bound_origin) if statistics is not None else None
     if statistics is None or origin is None:
         return BoundView(None, BoundOrigin.UNKNOWN)
@@ -106,6 +108,11 @@ def _unbounded(buckets: Sequence[BucketView], bound: BoundView, device: str) -> 
                 False,
                 "Not preemptible: with slicing = none a whole inference is launched at once on "
                 f"{device}, up to {format_duration(longest_ns)} of this model.",
+            )
+        case BoundOrigin.FIXED:
+            return Verdict(
+                None,
+                f"No bound is promised on {device}: slicing is a baseline with fixed sync points.",
             )
         case BoundOrigin.LEAST_DELAY:
             return Verdict(

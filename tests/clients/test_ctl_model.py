@@ -132,6 +132,7 @@ def with_loaded(detail: ModelDetail, **changes: Any) -> ModelDetail:
         (BoundView(7, BoundOrigin.LAXITY, "segments"), "0 us (what the SLO of this model leaves)"),
         (BoundView(7, BoundOrigin.LAXITY), "0 us (what the SLO of another model leaves)"),
         (BoundView(None, BoundOrigin.NO_SLICING), "none (slicing = none)"),
+        (BoundView(None, BoundOrigin.FIXED), "none (slicing has fixed sync points)"),
         (BoundView(None, BoundOrigin.NO_ORDER), "none (order = fifo)"),
         (BoundView(None, BoundOrigin.UNKNOWN), "not known at this moment"),
     ],

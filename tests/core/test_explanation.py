@@ -73,6 +73,16 @@ def test_where_one_group_is_longer_than_a_stated_bound() -> None:
     assert told.slice_ends == (2, 4, 5, 7, 9)
 
 
+def test_a_laxity_with_room_for_the_longest_group_is_kept() -> None:
+    """However short slice_ns_max is: what is promised is the larger of bound and longest group."""
+    model = ready("long", *[100 * US] * 4, 3 * MS, *[100 * US] * 4)
+    told = explain(Conversation(COSTS, model, ready("voice", 100 * US, slo_ns=5 * MS)))
+    assert (told.mode, told.bound_ns, told.bound_origin) == ("bounded", 2 * MS, "slice_ns_max")
+    assert told.is_floor_over_bound
+    assert told.preempt_ns == 3 * MS
+    assert told.reason.endswith("or one group alone: the longest takes 3.000 ms")
+
+
 def test_slo_where_no_bound_can_be_kept() -> None:
     model = ready("long", *[100 * US] * 20, 3 * MS, *[100 * US] * 20)
     talk = Conversation(
@@ -81,8 +91,8 @@ def test_slo_where_no_bound_can_be_kept() -> None:
     told = explain(talk)
     assert (told.mode, told.bound_ns) == ("slo", None)
     assert told.reason == (
-        "no bound can be kept: its longest group takes 3.000 ms, more than the 0.500 ms of the "
-        "laxity of voice"
+        "no bound can be kept: its longest group takes 3.000 ms, more than the laxity of voice, "
+        "0.500 ms"
     )
     # All but the long group is cut so that voice's 0.5 ms are kept.
     slices_ns = [

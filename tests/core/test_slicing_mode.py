@@ -5,42 +5,45 @@ import pytest
 from gpumuxd.core.slicing_mode import Mode, mode_of
 from gpumuxd.settings import Slicing
 
-LAXITY = "laxity of voice"
-
 
 @pytest.mark.parametrize(
-    ("slicing", "bound_ns", "longest_ns", "is_firm", "mode", "reason"),
+    ("slicing", "longest_ns", "bound_ns", "laxity_ns", "mode", "reason"),
     [
         # a baseline is what the setting says, whatever is asked
-        (Slicing.NONE, 100, 10, True, Mode.NONE, "slicing = none"),
-        (Slicing.EVERY, 100, 10, True, Mode.EVERY, "slicing = every"),
-        (Slicing.LAYER, None, 10, True, Mode.LAYER, "slicing = layer"),
-        (Slicing.WINDOW, None, 10, True, Mode.WINDOW, "slicing = window"),
+        (Slicing.NONE, 10, 100, None, Mode.NONE, "slicing = none"),
+        (Slicing.EVERY, 10, 100, None, Mode.EVERY, "slicing = every"),
+        (Slicing.LAYER, 10, None, None, Mode.LAYER, "slicing = layer"),
+        (Slicing.WINDOW, 10, None, 5, Mode.WINDOW, "slicing = window"),
         # stated, or nothing was measured: kept as well as groups allow
-        (Slicing.ADAPTIVE, 100, 10, True, Mode.BOUNDED, LAXITY),
-        (Slicing.ADAPTIVE, 100, 999, True, Mode.BOUNDED, LAXITY),
-        (Slicing.ADAPTIVE, 0, 999, True, Mode.BOUNDED, LAXITY),
-        (Slicing.ADAPTIVE, None, 999, True, Mode.BOUNDED, "nothing could be ordered ahead"),
-        # derived: as long as one group fits
-        (Slicing.ADAPTIVE, 100, 99, False, Mode.BOUNDED, LAXITY),
-        (Slicing.ADAPTIVE, 100, 100, False, Mode.BOUNDED, LAXITY),
-        (Slicing.ADAPTIVE, 100, 101, False, Mode.SLO, "no bound can be kept"),
-        (Slicing.ADAPTIVE, 0, 1, False, Mode.SLO, "no bound can be kept"),
+        (Slicing.ADAPTIVE, 10, 100, None, Mode.BOUNDED, "in flight: what gave it"),
+        (Slicing.ADAPTIVE, 999, 100, None, Mode.BOUNDED, "or one group alone"),
+        (Slicing.ADAPTIVE, 999, 0, None, Mode.BOUNDED, "or one group alone"),
+        (Slicing.ADAPTIVE, 999, None, None, Mode.BOUNDED, "nothing could be ordered ahead"),
+        # derived: as long as the laxity has room for one group, however it was clipped
+        (Slicing.ADAPTIVE, 100, 100, 100, Mode.BOUNDED, "in flight: what gave it"),
+        (Slicing.ADAPTIVE, 101, 100, 101, Mode.BOUNDED, "or one group alone"),
+        (Slicing.ADAPTIVE, 101, 100, 100, Mode.SLO, "more than the laxity of voice"),
+        (Slicing.ADAPTIVE, 1, 0, 0, Mode.SLO, "no bound can be kept"),
         # nobody who could be ordered ahead has an SLO
-        (Slicing.ADAPTIVE, None, 1, False, Mode.LEAST_DELAY, "has an slo_ms"),
+        (Slicing.ADAPTIVE, 1, None, -1, Mode.LEAST_DELAY, "has an slo_ms"),
     ],
 )
 def test_the_rule(
     slicing: Slicing,
-    bound_ns: int | None,
     longest_ns: int,
-    is_firm: bool,
+    bound_ns: int | None,
+    laxity_ns: int | None,
     mode: Mode,
     reason: str,
 ) -> None:
-    found, why = mode_of(slicing, bound_ns, LAXITY, longest_ns, is_firm)
+    found, why = mode_of(slicing, longest_ns, bound_ns, "what gave it", laxity_ns, "voice")
     assert found is mode
     assert reason in why
+
+
+def test_a_bounded_reason_names_the_group_only_where_it_is_longer() -> None:
+    why = [mode_of(Slicing.ADAPTIVE, longest, 100, "it")[1] for longest in (100, 101)]
+    assert ["alone" in each for each in why] == [False, True]
 
 
 def test_every_baseline_is_a_mode() -> None:

@@ -168,6 +168,7 @@ def test_advice_is_what_would_help(
     ("origin", "is_preemptible", "words"),
     [
         (BoundOrigin.NO_SLICING, False, "slicing = none a whole inference is launched at once"),
+        (BoundOrigin.FIXED, None, "slicing is a baseline with fixed sync points"),
         (BoundOrigin.NO_ORDER, False, "order = fifo nothing is ordered ahead on cpu:7"),
         (BoundOrigin.UNKNOWN, None, "Not known at this moment: cpu:7"),
         (BoundOrigin.LEAST_DELAY, None, "No bound is promised on cpu:7: no model there has"),
@@ -210,6 +211,12 @@ AUTO, STATED_NS = SchedulerSettings(), "preemption_delay_ns_max"
         (AUTO, 5 * MS, STATED_NS, BoundView(5 * MS, BoundOrigin.STATED)),
         (AUTO, 0, "laxity", BoundView(0, BoundOrigin.LAXITY, "voice/3#4")),
         (AUTO, 9 * MS, "least_delay", BoundView(None, BoundOrigin.LEAST_DELAY)),
+        (
+            SchedulerSettings(slicing=Slicing.EVERY, slicing_operators=4),
+            9 * MS,
+            "slice_ns_max",
+            BoundView(None, BoundOrigin.FIXED),
+        ),
         (AUTO, 1 * MS, "something new", BoundView(None, BoundOrigin.UNKNOWN)),
         (AUTO, None, "", BoundView(None, BoundOrigin.UNKNOWN)),
         (

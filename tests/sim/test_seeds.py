@@ -6,6 +6,7 @@ More: `make sim SEED=1000 SEEDS=5000`. A seed that fails here for a reason worth
 
 import pytest
 
+from gpumuxd.settings import Slicing
 from gpumuxd.testing.runner import run
 from gpumuxd.testing.swarm import draw
 
@@ -36,7 +37,22 @@ def test_the_worlds_differ_and_visit_their_extremes() -> None:
         "tight and wide bounds": _has_both(
             [one.preemption_delay_ns_max or 1_000_000 for one in settings], 200_000, 5_000_000
         ),
-        "both slicings": len({one.slicing for one in settings}) == 2,
+        "every slicing": {one.slicing for one in settings} == set(Slicing),
+        "sync points that were measured, at once and later": _has_both(
+            [device.measured_ns for device in devices if device.sync_costs], 1, 1_000_000
+        ),
+        "slices of least delay": any(
+            device.sync_costs
+            and device.settings.preemption_delay_ns_max is None
+            and not any(model.slo_ns for model in device.models)
+            for device in devices
+        ),
+        "laxity that must be kept by plan": any(
+            device.sync_costs
+            and device.settings.preemption_delay_ns_max is None
+            and any(model.slo_ns for model in device.models)
+            for device in devices
+        ),
         "both orders": len({one.order for one in settings}) == 2,
         "a share for best-effort work": any(
             device.settings.best_effort_share_min_ppm for device in devices

@@ -75,6 +75,8 @@ class DeviceLink:
         self._unloads: dict[str, asyncio.Future[None]] = {}
         self._statistics_asked: asyncio.Future[None] | None = None
         self._explanations: Questions[frames.Explanation | None] = Questions()
+        self._explaining = asyncio.Lock()
+        self._explain_next_ns = 0
         self._recording: Recording | None = None
         self._started: asyncio.Future[frames.Started] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -138,17 +140,19 @@ class DeviceLink:
 
     async def explain(self, model: str, bucket: Bucket | None) -> frames.Explanation | None:
         """Why the work of a model is cut as it is, None where it does not serve any more. Raises
-        DeviceLost, or ModelNotReady when there is no answer."""
-        self._check_alive()
+        DeviceLost, or ModelNotReady when there is no answer in time."""
         limit_s = self._limits.answer_ns_max / NS_PER_S
-        with self._explanations.asked() as (number, answer):
-            self._send_now(frames.AskExplanation(number, model, bucket))
-            try:
-                async with asyncio.timeout(limit_s):
+        try:
+            async with asyncio.timeout(limit_s), self._explaining:
+                await asyncio.sleep(max(0, self._explain_next_ns - self._clock()) / NS_PER_S)
+                self._explain_next_ns = self._clock() + self._limits.explain_interval_ns
+                self._check_alive()
+                with self._explanations.asked() as (number, answer):
+                    self._send_now(frames.AskExplanation(number, model, bucket))
                     return await answer
-            except TimeoutError:
-                device = self.settings.device
-                raise ModelNotReady(f"device {device} did not answer in {limit_s} s") from None
+        except TimeoutError:
+            device = self.settings.device
+            raise ModelNotReady(f"device {device} did not answer in {limit_s} s; retry") from None
 
     def reserve(self, call: CheckedCall, ticket: Ticket) -> RequestMemory:
         """Memory in this device's arena, inputs copied in. Raises QueueFull or DeviceLost."""

@@ -25,6 +25,10 @@ class LinkSettings:
     answer_ns_max: int = NS_PER_S
     """A question of people that a device does not answer in this time is given up."""
 
+    explain_interval_ns: int = 100 * NS_PER_MS
+    """Time between two explanations: one keeps the device loop for 1 to 3 ms with 160 groups, some
+    15 ms with 2000, and whoever may see a model may ask for it over and over."""
+
     silence_ns_max: int = NS_PER_S
     """A loop that makes no turn for this long is dead, whatever its process says."""
 

@@ -1,6 +1,6 @@
 """The control API: what operators see of the node, and tenants of their models."""
 
-from gpumuxd.errors import PermissionDenied
+from gpumuxd.errors import InvalidRequest, PermissionDenied
 from gpumuxd.node.api import NodeApi
 from gpumuxd.rpc.call import Caller, Method, for_tenants
 from gpumuxd.rpc.detail_codec import encode_detail
@@ -8,6 +8,9 @@ from gpumuxd.rpc.explanation_codec import encode_explanation
 from gpumuxd.rpc.generated import control_pb2 as pb
 
 SERVICE = "gpumuxd.v1.Control"
+
+SIZES_MAX = 64
+"""Dimensions of a model that may be named; no tensor has more than 32."""
 
 
 class ControlService:
@@ -63,6 +66,8 @@ class ControlService:
     async def _explain(
         self, request: pb.ExplainModelRequest, caller: Caller
     ) -> pb.ExplainModelResponse:
+        if len(request.sizes) > SIZES_MAX:
+            raise InvalidRequest(f"sizes: expected at most {SIZES_MAX}, got {len(request.sizes)}")
         view = await self._node.explain(
             caller.tenant, request.name, request.version, dict(request.sizes)
         )

@@ -68,6 +68,7 @@ async def test_what_is_not_there_is_none(client: AnyClient) -> None:
         ("segments", {"batch": -1}, ValueError),
         ("segments", {"batch": 2**63}, ValueError),
         ("segments", {"batch": 1.5}, TypeError),
+        ("segments", {f"d{i}": 1 for i in range(65)}, errors.InvalidRequest),
     ],
 )
 async def test_what_makes_no_sense_is_refused(

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from gpumuxd.node.api import BoundOrigin, BoundView, ExplanationView, GroupView,
 from gpumuxd.node.node import Node
 from gpumuxd.node.settings import LinkSettings
 from gpumuxd.settings import DeviceSettings, Order, SchedulerSettings, Slicing
-from gpumuxd.units import MIB
+from gpumuxd.units import MIB, NS_PER_MS
 from gpumuxd.wire import frames
 from tests.node.fakes import FakeLife
 from tests.node.world import ADMIN, TENANTS, VOICE, World
@@ -228,7 +229,7 @@ async def test_a_device_that_does_not_answer_or_dies_is_not_waited_for(world: Wo
     world.loader.spec, world.device.on_load = SPEC, load
     link = LinkSettings(answer_ns_max=1)
     async with world.started(startup_models=("m",), link=link) as node:
-        with pytest.raises(ModelNotReady, match="device cpu:0 did not answer in 1e-09 s"):
+        with pytest.raises(ModelNotReady, match="device cpu:0 did not answer in 1e-09 s; retry"):
             await explained(node)
     world.settings = replace(world.settings, link=LinkSettings())
     async with world.started(startup_models=("m",)) as node:
@@ -238,3 +239,27 @@ async def test_a_device_that_does_not_answer_or_dies_is_not_waited_for(world: Wo
         with pytest.raises(DeviceLost, match="SIGSEGV"):
             await task
     assert asked.model == "m/1#1"
+
+
+async def test_a_storm_of_questions_keeps_the_device_busy_for_a_moment_each(world: World) -> None:
+    """Nobody is refused that can be answered in time, and no answer comes too soon."""
+    asked_ns: list[int] = []
+    device = Answering(world)
+    link = LinkSettings(answer_ns_max=120 * NS_PER_MS, explain_interval_ns=50 * NS_PER_MS)
+    async with world.started(startup_models=("m",), link=link) as node:
+        clock = node._clock
+        respond = world.device.respond
+
+        def note(life: FakeLife, frame: frames.AnyFrame) -> None:
+            if isinstance(frame, frames.AskExplanation):
+                asked_ns.append(clock())
+            respond(life, frame)
+
+        world.device.respond = note  # type: ignore[method-assign]  # a look at the time
+        answers = await asyncio.gather(
+            *(explained(node) for _ in range(20)), return_exceptions=True
+        )
+    refused = [each for each in answers if isinstance(each, ModelNotReady)]
+    assert len(answers) - len(refused) == len(device.asked) <= 3
+    assert refused
+    assert all(b - a >= 45 * NS_PER_MS for a, b in pairwise(asked_ns))

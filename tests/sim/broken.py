@@ -134,6 +134,31 @@ class NeverCuts(Bent):
         return dataclasses.replace(settings, slicing=Slicing.NONE)
 
 
+class CountsOneOperatorMore(Bent):
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        return dataclasses.replace(settings, slicing_operators=settings.slicing_operators + 1)
+
+
+class DoesNotWait(Bent):
+    """One slice more than a baseline may have in flight."""
+
+    def bend_settings(self, settings: SchedulerSettings) -> SchedulerSettings:
+        slicing, window = settings.slicing, settings.window_fixed + 1
+        if slicing is Slicing.EVERY:
+            slicing = Slicing.WINDOW
+        return dataclasses.replace(settings, slicing=slicing, slicing_window=window)
+
+
+class SaysAnotherLength(Bent):
+    """Explains its slices of least delay as half as long as they are."""
+
+    def explain(
+        self, model_key: str, bucket: Bucket | None, priority_class: PriorityClass | None
+    ) -> Explanation | None:
+        told = super().explain(model_key, bucket, priority_class)
+        return told and dataclasses.replace(told, slice_ns=told.slice_ns // 2)
+
+
 # 4 work conservation
 
 

@@ -70,6 +70,20 @@ def has_deadlines(device: DeviceParameters) -> bool:
     return any(client.deadline_ns is not None for client in device.clients)
 
 
+def counts_operators(device: DeviceParameters) -> bool:
+    return device.settings.slicing in (Slicing.EVERY, Slicing.WINDOW)
+
+
+def stops_and_waits(device: DeviceParameters) -> bool:
+    return device.settings.slicing is Slicing.EVERY and device.settings.window_max > 1
+
+
+def is_planned(device: DeviceParameters) -> bool:
+    """No bound is stated and sync points were measured."""
+    is_free = device.settings.preemption_delay_ns_max is None
+    return is_bounded(device) and is_free and bool(device.sync_costs)
+
+
 def is_shared(device: DeviceParameters) -> bool:
     """Two tenants of equal weight, the favoured one among them, that are never done."""
     return is_bounded(device) and device.is_contended
@@ -112,6 +126,13 @@ BROKEN: list[tuple[Invariant, SchedulerOf, Needs]] = [
     (Invariant.LIVENESS, broken.NeverRests, anything),
 ]
 
+BROKEN_WHERE_NO_BOUND_IS: list[tuple[Invariant, SchedulerOf, Needs]] = [
+    (Invariant.WINDOWS_AND_BUDGETS, broken.CountsOneOperatorMore, counts_operators),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.DoesNotWait, stops_and_waits),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.SaysAnotherLength, is_planned),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.NeverCuts, is_planned),
+]
+
 BROKEN_MORE_WAYS: list[tuple[Invariant, SchedulerOf, Needs]] = [
     (Invariant.BLOCKING, broken.IgnoresTheBound, is_bounded),
     (Invariant.BLOCKING, broken.NeverCuts, is_bounded),
@@ -142,7 +163,9 @@ def first_violation(
     return None
 
 
-@pytest.mark.parametrize(("invariant", "scheduler_of", "needs"), BROKEN)
+@pytest.mark.parametrize(
+    ("invariant", "scheduler_of", "needs"), [*BROKEN, *BROKEN_WHERE_NO_BOUND_IS]
+)
 def test_a_broken_scheduler_is_caught(
     invariant: Invariant, scheduler_of: SchedulerOf, needs: Needs
 ) -> None:

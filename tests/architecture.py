@@ -27,7 +27,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "loader": frozenset({"vocabulary", "messages", "models", "wire"}),
     # The format of recordings, which a child writes and a command reads, and what is done with one:
     # the scheduler alone, on a virtual device. No process, no channel, no tensor.
-    "replay": frozenset({"vocabulary", "messages", "core", "executors"}),
+    "replay": frozenset({"vocabulary", "messages", "compiled", "core", "executors"}),
     "device": frozenset(
         {"vocabulary", "messages", "core", "models", "programs", "executors", "wire", "replay"}
     ),

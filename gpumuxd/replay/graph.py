@@ -21,7 +21,8 @@ two references to one object. What can't be filled later, a tuple, refers to nod
 import enum
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -166,11 +167,11 @@ class Unreadable(Exception):
     """Not a graph, or one of another version: the message says which."""
 
 
-def thaw(data: bytes) -> object:
-    """The object that was frozen. The modules of its classes are imported. Raises Unreadable."""
+def thaw(data: bytes, modules: Mapping[str, ModuleType]) -> object:
+    """The object that was frozen, its classes from these modules. Raises Unreadable."""
     try:
         graph = _decoder.decode(data)
-        return _Thawer(graph).thaw()
+        return _Thawer(graph, modules).thaw()
     except Unreadable:
         raise
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -178,9 +179,11 @@ def thaw(data: bytes) -> object:
 
 
 class _Thawer:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, modules: Mapping[str, ModuleType]) -> None:
         self._nodes = graph.nodes
-        self._classes = [(_class_named(name, fields), fields) for name, fields in graph.classes]
+        self._classes = [
+            (_class_named(name, fields, modules), fields) for name, fields in graph.classes
+        ]
         self._made: list[Any] = [None] * len(graph.nodes)
 
     def thaw(self) -> object:
@@ -256,9 +259,10 @@ class _Thawer:
                 made.extend(map(of, items))
 
 
-def _class_named(name: str, fields: list[str]) -> type:
+def _class_named(name: str, fields: list[str], modules: Mapping[str, ModuleType]) -> type:
     module, _, qualname = name.partition(":")
-    cls = getattr(sys.modules.get(module), qualname, None) if is_own(module) else None
+    places = sys.modules if module in OWN_MODULES else modules
+    cls = getattr(places.get(module), qualname, None) if is_own(module) else None
     if not isinstance(cls, type) or cls.__module__ != module:
         raise Unreadable(f"the scheduler of this version has no {name!r}")
     if cls.__dictoffset__:

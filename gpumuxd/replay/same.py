@@ -5,6 +5,7 @@ the one that serves, restored as it was when the recording began.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 from gpumuxd import __version__
 from gpumuxd.core.device_scheduler import DeviceScheduler
@@ -12,6 +13,7 @@ from gpumuxd.replay import format as layout
 from gpumuxd.replay.format import BadRecording, Contents
 from gpumuxd.replay.graph import Unreadable, thaw
 from gpumuxd.replay.history import History
+from gpumuxd.replay.sources import SCHEDULER, source_modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,13 @@ def restore(contents: Contents) -> DeviceScheduler:
             "made a recording replays it"
         )
     try:
-        scheduler = thaw(contents.state)
+        modules = source_modules()
+        scheduler = thaw(contents.state, modules)
     except Unreadable as error:
         raise BadRecording(str(error)) from error
-    if not isinstance(scheduler, DeviceScheduler):
+    if not isinstance(scheduler, modules[SCHEDULER].DeviceScheduler):
         raise BadRecording("its state is not that of a device scheduler")
-    return scheduler
+    return cast("DeviceScheduler", scheduler)
 
 
 def replay(contents: Contents) -> Replayed:

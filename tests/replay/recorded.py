@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from gpumuxd.commands import Command
 from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.core.explanation import Explanation
 from gpumuxd.core.statistics import DeviceStatistics
 from gpumuxd.device.recorder import Recorder, header_of
+from gpumuxd.domain import Bucket, PriorityClass
 from gpumuxd.events import Event
 from gpumuxd.replay.format import CommandHash, Contents, End, read
 from gpumuxd.settings import DeviceSettings, SchedulerSettings
@@ -52,6 +54,11 @@ class Recorded:
 
     def statistics(self) -> DeviceStatistics:
         return self.scheduler.statistics()
+
+    def explain(
+        self, model_key: str, bucket: Bucket | None, priority_class: PriorityClass | None
+    ) -> Explanation | None:
+        return self.scheduler.explain(model_key, bucket, priority_class)
 
     def _begin(self, now_ns: int) -> None:
         self._fd = os.memfd_create("recording")

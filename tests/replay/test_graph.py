@@ -6,11 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.domain import Lane, LaneKind, Outcome, OutcomeKind
 from gpumuxd.replay.graph import NotPlain, Unreadable, freeze, thaw
+from gpumuxd.replay.sources import SCHEDULER, source_modules
 from gpumuxd.settings import SchedulerSettings
 from tests.replay.recorded import record
+
+DeviceScheduler: Any = source_modules()[SCHEDULER].DeviceScheduler
+"""The sources': a translated one takes no attributes of another type."""
 
 
 class Box:
@@ -20,9 +23,8 @@ class Box:
 def boxed(value: object) -> Any:
     """A thawed copy of a value, which hung on a scheduler."""
     scheduler = DeviceScheduler(SchedulerSettings())
-    scheduler._draining = value  # type: ignore[assignment]  # anything will do
-    copy = thaw(freeze(scheduler))
-    assert isinstance(copy, DeviceScheduler)
+    scheduler._draining = value
+    copy: Any = thaw(freeze(scheduler), source_modules())
     return copy._draining
 
 
@@ -73,14 +75,14 @@ def test_a_field_that_was_never_set_stays_unset() -> None:
     devices, _ = record(2, begin_at=5)
     for device in devices:
         device.data()
-        copy = thaw(freeze(device.scheduler))
+        copy = thaw(freeze(device.scheduler), source_modules())
         assert freeze(copy) == freeze(device.scheduler)
 
 
 @pytest.mark.parametrize("value", [object(), Box(), print, [lambda: 1], iter(()), b"x"], ids=repr)
 def test_what_is_no_part_of_a_scheduler_is_refused_with_its_place(value: object) -> None:
     scheduler = DeviceScheduler(SchedulerSettings())
-    scheduler._draining = value  # type: ignore[assignment]  # on purpose
+    scheduler._draining = value
     with pytest.raises(NotPlain, match=r"DeviceScheduler\._draining|is none of the scheduler's"):
         freeze(scheduler)
 
@@ -128,15 +130,15 @@ HOSTILE = [
 @pytest.mark.parametrize(("classes", "nodes", "says"), HOSTILE)
 def test_a_hostile_graph_is_refused(classes: Any, nodes: Any, says: str) -> None:
     with pytest.raises(Unreadable, match=says or "."):
-        thaw(msgspec.msgpack.encode([classes, nodes]))
+        thaw(msgspec.msgpack.encode([classes, nodes]), source_modules())
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\x93\x01\x02\x03", b"\xc1" * 50, b"\x92\x90\x01"])
 def test_what_is_no_graph_is_refused(data: bytes) -> None:
     with pytest.raises(Unreadable):
-        thaw(data)
+        thaw(data, source_modules())
 
 
 def test_digits_without_end_are_refused_before_they_are_a_number() -> None:
     with pytest.raises(Unreadable):
-        thaw(msgspec.msgpack.encode([[], [["i", "9" * 100_000]]]))
+        thaw(msgspec.msgpack.encode([[], [["i", "9" * 100_000]]]), source_modules())

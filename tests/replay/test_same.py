@@ -1,14 +1,19 @@
 """What was recorded comes out again, from any moment on; a difference is found where it begins."""
 
+import importlib
+import os
+
 import msgspec
 import pytest
 
+from gpumuxd.compiled import INTERPRETED
 from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.domain import COMPLETED, CursorKind, PriorityClass
 from gpumuxd.events import RequestArrived
 from gpumuxd.replay import format as layout
 from gpumuxd.replay.format import BadRecording
 from gpumuxd.replay.same import replay
+from gpumuxd.replay.sources import SCHEDULER, source_modules
 from gpumuxd.settings import SchedulerSettings
 from gpumuxd.testing.runner import run
 from gpumuxd.testing.swarm import draw
@@ -115,6 +120,13 @@ def test_a_recording_of_another_version_is_refused_with_both() -> None:
     header = msgspec.structs.replace(contents.header, gpumuxd_version="9.9")
     with pytest.raises(BadRecording, match=r"by gpumuxd 9\.9 and this is"):
         replay(msgspec.structs.replace(contents, header=header))
+
+
+def test_a_scheduler_from_sources_changes_nothing_for_others() -> None:
+    scheduler = source_modules()[SCHEDULER]
+    assert str(scheduler.__file__).endswith(".py")
+    assert importlib.import_module(SCHEDULER).DeviceScheduler is DeviceScheduler
+    assert INTERPRETED not in os.environ or scheduler.DeviceScheduler is DeviceScheduler
 
 
 def test_every_event_has_a_code_and_every_code_an_event() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from gpumuxd.clock import monotonic_ns
-from gpumuxd.device import calibration
+from gpumuxd.device import calibration, calibration_runs
 from gpumuxd.device.calibration import (
     WINDOWS_MAX,
     Measured,
     _concluded,
+    _is_alone,
     device_costs,
     key_of,
     measure,
@@ -57,14 +59,14 @@ RUNS = {1: {1: [116, 500, 116], 17: [100, 100, 100]}, 2: {1: [100] * 3, 17: [100
 
 
 def test_runs_that_were_interrupted_move_nothing() -> None:
-    assert _concluded(RUNS, [90, 90, 700], [32, 32, 900]) == Measured(
+    assert _concluded(RUNS, [90, 90, 700], [32, 32, 900], is_alone=True) == Measured(
         DeviceCosts((SyncCost(1, 1, 10), SyncCost(2, 0, 10)), 2), is_steady=True
     )
 
 
 def test_on_a_busy_machine_the_quickest_runs_count_and_are_not_kept() -> None:
     busy = {w: {k: [5 * t[0], t[0], 5 * t[0]] for k, t in runs.items()} for w, runs in RUNS.items()}
-    measured = _concluded(busy, [450, 90, 450], [320, 32, 320])
+    measured = _concluded(busy, [450, 90, 450], [320, 32, 320], is_alone=True)
     assert measured == Measured(
         DeviceCosts((SyncCost(1, 1, 10), SyncCost(2, 0, 10)), 2), is_steady=False
     )
@@ -72,7 +74,33 @@ def test_on_a_busy_machine_the_quickest_runs_count_and_are_not_kept() -> None:
 
 def test_two_repetitions_are_too_few_to_be_kept() -> None:
     few = {w: {k: times[::2] for k, times in runs.items()} for w, runs in RUNS.items()}
-    assert not _concluded(few, [90, 90], [32, 32]).is_steady
+    assert not _concluded(few, [90, 90], [32, 32], is_alone=True).is_steady
+
+
+def test_beside_others_figures_are_used_and_not_kept() -> None:
+    alone = _concluded(RUNS, [90, 90, 90], [32, 32, 32], is_alone=True)
+    assert alone.is_steady
+    beside = _concluded(RUNS, [90, 90, 90], [32, 32, 32], is_alone=False)
+    assert beside == replace(alone, is_steady=False)
+
+
+@pytest.mark.parametrize(
+    ("threads", "times_taken", "is_alone"),
+    [
+        # a repetition with one window has 47 slices
+        (1, 0, True),
+        (1, 11, True),
+        (1, 12, False),
+        # more threads than cores: that is what this device is like
+        (10_000, 12, True),
+    ],
+)
+def test_cores_that_are_taken_away_say_that_others_were_there(
+    threads: int, times_taken: int, is_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    settings = DeviceSettings(threads=threads, scheduler=SchedulerSettings(window_max=1))
+    assert _is_alone(settings, 1, times_taken) is is_alone
 
 
 def measures(monkeypatch: pytest.MonkeyPatch, result: Measured) -> list[DeviceSettings]:
@@ -150,12 +178,12 @@ def test_what_changes_no_cost_is_the_same_file() -> None:
 def test_a_device_that_can_not_be_measured_serves_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Broken(calibration._Kernels):
+    class Broken(calibration_runs.Kernels):
         def __init__(self) -> None:
             super().__init__()
             self.groups = [*self.groups[:-1], _broken]
 
-    monkeypatch.setattr(calibration, "_Kernels", Broken)
+    monkeypatch.setattr(calibration_runs, "Kernels", Broken)
     settings = replace(SETTINGS, profile_cache_dir=str(tmp_path))
     assert device_costs(settings, monotonic_ns) is None
     (line,) = lines(capsys.readouterr().err)

@@ -1,7 +1,7 @@
 """The virtual device of this bench, and a model looping on it.
 
 The truth is drawn apart from what the scheduler is told: estimates are off by a factor of their
-own for each operator, and every slice deviates anew. Between two slices of a lane that is kept busy
+own for each operator, and every run deviates anew. Between two slices of a lane that is kept busy
 passes what a sync point was measured to cost with several in flight; when nothing is queued, what
 it was measured to cost with one.
 """
@@ -9,8 +9,9 @@ it was measured to cost with one.
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -29,10 +30,16 @@ from gpumuxd.settings import SchedulerSettings, Slicing
 LANE = Lane(0, LaneKind.COMPUTE)
 
 ESTIMATE_SIGMA = 0.1
-SLICE_SIGMA = 0.05
-"""Of the logarithm: how far estimates of operators, and times of slices, are from the truth."""
+TRUTH_SIGMA = 0.05
+"""Of the logarithm: how far estimates of operators are from the truth, and how far the truth of one
+run is from that of another."""
 
-RUNS_TO_SETTLE = 20
+TRUTHS = 16
+"""Different runs of a model; then they come again. Under every policy the same ones are measured,
+or what the policies cost would drown in how lucky they were."""
+
+RUNS_BEFORE = 2
+RUNS_TO_SETTLE = RUNS_BEFORE + TRUTHS
 """An estimate looks back on sixteen runs (`core/bucket_table.py`)."""
 
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -106,18 +113,31 @@ def make_world(
     settings: SchedulerSettings, device: Device, roles: Sequence[Role], seed: str
 ) -> World:
     clock = VirtualClock()
-    draw = random.Random(f"{seed}/truth").gauss
+    ends_ns = {
+        role.key: true_ends_ns(role.times.operator_ns, f"{seed}/{role.key}") for role in roles
+    }
 
     def truth(work: Slice, program: VirtualProgram) -> SliceTruth:
-        ends_ns = program.group_ends_ns[work.bucket]
-        true_ns = ends_ns[work.end_group] - ends_ns[work.first_group]
-        return SliceTruth(round(true_ns * math.exp(draw(0, SLICE_SIGMA))))
+        ends = ends_ns[work.model][work.cursor_id % TRUTHS]
+        return SliceTruth(ends[work.end_group] - ends[work.first_group])
 
     executor = VirtualExecutor(
         clock, (LANE,), truth, round_trip_ns=device.round_trip_ns, gap_ns=device.gap_ns
     )
     parts = [role.part(seed) for role in roles]
     return World(Bed(settings, executor, lambda: clock.now_ns, device.costs, parts), clock, parts)
+
+
+@cache
+def true_ends_ns(operator_ns: tuple[int, ...], seed: str) -> tuple[tuple[int, ...], ...]:
+    """When operators end, in one run after the other."""
+    draw = random.Random(f"{seed}/truth").gauss
+
+    def drawn() -> Iterator[int]:
+        for true_ns in operator_ns:
+            yield round(true_ns * math.exp(draw(0, TRUTH_SIGMA)))
+
+    return tuple(tuple(accumulate(drawn(), initial=0)) for _ in range(TRUTHS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +168,7 @@ def loop_alone(
     bed.loop(parts[0])
     ended = bed.runs[parts[0].key]
     # Before anything counts: the first run finds an idle device, and estimates have to settle.
-    first = RUNS_TO_SETTLE if settings.slicing is Slicing.ADAPTIVE else 2
+    first = RUNS_TO_SETTLE if settings.slicing is Slicing.ADAPTIVE else RUNS_BEFORE
     while len(ended) < first + runs + OUTSTANDING:
         bed.turn()
     begin_ns, end_ns = ended[first - 1].heard_ns, ended[first - 1 + runs].heard_ns

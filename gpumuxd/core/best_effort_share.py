@@ -85,23 +85,24 @@ class BestEffortShare:
         """A slice ended without its result; what it was charged stays."""
         self._grants_in_flight.pop(slice_id, None)
 
-    def stretched_ns(self, work_ns: int) -> int:
-        """How long work of higher classes takes, with the grants that may go between."""
-        return stretched_ns(work_ns, self._share_ppm)
+    def grants_ns(self, work_ns: int) -> int:
+        """The most that is granted before so much work of higher classes has passed, whoever may
+        come: none, if not even the first grant will be due."""
+        debt = self.debt + self._share_ppm * work_ns
+        return (debt - self.due) // self._rest_ppm + self.longest_ns if debt >= self.due else 0
 
-    @property
-    def ahead_ns(self) -> int:
-        """Of grants beside that: those owed now, and one slice."""
-        return max(0, self.debt - self.due) // self._rest_ppm + self.longest_ns
+    def alone_ns(self, stretched: int) -> int:
+        """Stretched work as it is without grants."""
+        return stretched * self._rest_ppm // PPM
 
     def soonest_ahead_ns(self, own_ns: int, higher_ns: int) -> int:
         """Of the stretched work of higher classes, the least that goes before so much best-effort
         work has passed: all of it, or less if grants bring it through before."""
-        unowed_ns = max(0, own_ns - self.ahead_ns)
-        alone_ns = higher_ns * self._rest_ppm // PPM
-        return min(alone_ns, unowed_ns * self._rest_ppm // self._share_ppm)
+        owed_ns = max(0, self.debt - self.due) // self._rest_ppm + self.longest_ns
+        unowed_ns = max(0, own_ns - owed_ns)
+        return min(self.alone_ns(higher_ns), unowed_ns * self._rest_ppm // self._share_ppm)
 
 
 def stretched_ns(work_ns: int, share_ppm: int) -> int:
-    """As `BestEffortShare.stretched_ns`; the same time where the share is 0."""
+    """How long work of higher classes takes with grants between, but for the first one."""
     return -(-work_ns * PPM // (PPM - share_ppm))

@@ -15,9 +15,10 @@ or in flight. A guess is no estimate (`bucket_table.py`): sizes that were neithe
 refuse neither their own requests nor others, until their own runs tell how long they take. One
 whose deadline has passed is refused, estimate or not. An admitted request that is late already
 refuses every arrival ahead of it, until it is given up or expires. Where best-effort work has a
-share for certain (`best_effort_share`), the work of the classes above is stretched by it, and one
-of its slices goes ahead, whether such work waits now or comes later; a best-effort arrival may be
-brought through by its share before all of the classes above. Beside a lane that
+share for certain (`best_effort_share`), what may be granted meanwhile goes ahead of the classes
+above, whether such work waits now or comes later: once a first grant can become due, one slice, and
+the share of all work ahead. A best-effort arrival may be brought through by its share before all of
+the classes above. Beside a lane that
 is active, predictions are stretched by the measured interference.
 """
 
@@ -52,10 +53,21 @@ class Ahead:
         self.is_fifo = is_fifo
         self.share = share
 
-    @property
-    def start_ns(self) -> int:
-        """Until work above best effort can start at all."""
-        return self.residual_ns + (self.share.ahead_ns if self.share is not None else 0)
+    def with_grants_ns(self, work_ns: int) -> int:
+        """When so much work above best effort has passed; its stretched times are given."""
+        if self.share is None:
+            return self.residual_ns + work_ns
+        alone_ns = self.residual_ns + self.share.alone_ns(work_ns)
+        return alone_ns + self.share.grants_ns(alone_ns)
+
+    def start_ns(self, work_ns: int) -> int:
+        """When stretched work could start, if so much of it is to pass in all."""
+        if self.share is None:
+            return self.residual_ns
+        share, residual_ns = self.share, self.residual_ns
+        if not share.grants_ns(residual_ns + share.alone_ns(work_ns)):
+            return residual_ns
+        return residual_ns + max(share.longest_ns, share.grants_ns(residual_ns))
 
 
 def predicted_finish_ns(cursor: Cursor, ahead: Ahead, now_ns: int) -> int:
@@ -64,11 +76,12 @@ def predicted_finish_ns(cursor: Cursor, ahead: Ahead, now_ns: int) -> int:
     if ahead.is_fifo:
         work_ns = ahead.residual_ns + own_ns + sum(ahead.backlog_ns)
     elif cursor.priority_class is _REALTIME:
-        work_ns = ahead.start_ns + own_ns + ahead.realtime.work_before_ns(cursor.deadline_ns)
+        before_ns = ahead.realtime.work_before_ns(cursor.deadline_ns)
+        work_ns = ahead.with_grants_ns(own_ns + before_ns)
     else:
         higher_ns = sum(ahead.backlog_ns[cursor.rank + 1 :])
         if cursor.rank:
-            work_ns = ahead.start_ns + own_ns + higher_ns
+            work_ns = ahead.with_grants_ns(own_ns + higher_ns)
         else:
             if ahead.share is not None:
                 higher_ns = ahead.share.soonest_ahead_ns(own_ns, higher_ns)
@@ -91,8 +104,9 @@ def why_infeasible(cursor: Cursor, ahead: Ahead, now_ns: int, finish_ns: int) ->
         return ""
     if cursor.deadline_ns == NEVER_NS:
         return ""
+    all_ns = cursor.remaining_ns + ahead.backlog_ns[_REALTIME]
     late = ahead.realtime.first_late(
-        cursor.deadline_ns, now_ns + ahead.start_ns, cursor.remaining_ns
+        cursor.deadline_ns, now_ns + ahead.start_ns(all_ns), cursor.remaining_ns
     )
     if late is None:
         return ""

@@ -36,12 +36,15 @@ class EarlyStops:
 
     def may_be_passed_over(self, request: SeenRequest, now_ns: int) -> bool:
         """May others go before this one, which is ordered before them?"""
+        may_be = self.may_have_stopped(request, now_ns)
+        request.was_passed_over |= may_be
+        return may_be
+
+    def may_have_stopped(self, request: SeenRequest, now_ns: int) -> bool:
+        """Could it have been given up, and only wait for what is in flight of it?"""
         if request.key[0] == NEVER_NS or request.cursor is None or not request.cursor.in_flight:
             return False
-        if not request.may_be_given_up and self._is_clearly_in_time(request, now_ns):
-            return False
-        request.was_passed_over = True
-        return True
+        return request.may_be_given_up or not self._is_clearly_in_time(request, now_ns)
 
     def why_wrong(self, request: SeenRequest, outcome: Outcome, now_ns: int) -> str | None:
         """What speaks against this fate, as far as giving up goes."""

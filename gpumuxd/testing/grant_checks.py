@@ -52,7 +52,8 @@ class Grants:
             return
         world = self._world
         higher = any(world.waiting[one] for one in PriorityClass if one > _BEST_EFFORT)
-        self._maybe += higher or is_grant or len(world.lanes) > 1
+        seen.may_be_grant = higher or is_grant or len(world.lanes) > 1
+        self._maybe += seen.may_be_grant
         if is_grant:
             seen.is_grant = True
             self._seen += 1

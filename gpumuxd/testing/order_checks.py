@@ -51,7 +51,7 @@ class OrderCheck:
             is_first = world.is_eligible(request, now_ns)
             may_be_granted = self._grants.is_on and chosen.effective_class is _BEST_EFFORT
             if is_first and may_be_granted and request.effective_class is not _BEST_EFFORT:
-                self.is_grant = True
+                self.is_grant |= not self._stops.may_have_stopped(request, now_ns)
                 continue
             if is_first and not self._stops.may_be_passed_over(request, now_ns):
                 return (
@@ -168,7 +168,7 @@ class Blocking:
                 break
             if not _should_yield(other.cursor.request, request):
                 continue
-            if other.is_grant and other.launched_ns >= request.seen_ns:
+            if other.may_be_grant and other.launched_ns >= request.seen_ns:
                 continue  # an exception of its own, asked of in `grant_checks.py`
             work = other.work
             class_bound_ns = other.bounds_ns[model_class]

@@ -150,7 +150,15 @@ class SeenRequest:
 class SeenSlice:
     """A slice in flight, with the bounds in force when it was launched."""
 
-    __slots__ = ("bounds_ns", "cursor", "is_grant", "is_resumption", "launched_ns", "work")
+    __slots__ = (
+        "bounds_ns",
+        "cursor",
+        "is_grant",
+        "is_resumption",
+        "launched_ns",
+        "may_be_grant",
+        "work",
+    )
 
     def __init__(
         self, work: Slice, cursor: SeenCursor, bounds_ns: Bounds, launched_ns: int
@@ -160,4 +168,5 @@ class SeenSlice:
         self.bounds_ns = bounds_ns
         self.launched_ns = launched_ns
         self.is_resumption = cursor.is_interrupted
-        self.is_grant = False  # it went ahead of higher classes
+        self.is_grant = False  # it went ahead of higher classes,
+        self.may_be_grant = False  # or an onlooker can't exclude it

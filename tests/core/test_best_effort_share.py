@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from gpumuxd.commands import Admit
-from gpumuxd.core.best_effort_share import GRANTS_OWED_MAX, BestEffortShare
+from gpumuxd.core.best_effort_share import GRANTS_OWED_MAX, BestEffortShare, stretched_ns
 from gpumuxd.domain import Lane, OutcomeKind, PriorityClass
 from gpumuxd.events import Event, ModelProfile, ModelReady, RequestCancelled
 from gpumuxd.settings import Order
@@ -110,7 +110,26 @@ def test_the_least_that_goes_before_best_effort_work(
     own_ns: int, higher_ns: int, expected: int
 ) -> None:
     assert books().soonest_ahead_ns(own_ns, higher_ns) == expected
-    assert books().stretched_ns(60_000) == 80_000
+    assert stretched_ns(60_000, PPM // 4) == 80_000
+
+
+@pytest.mark.parametrize(
+    ("owed", "work", "expected"),
+    [
+        (0, 2_999, 0),  # the first grant is not due before
+        (0, 3_000, 5_000),  # and may be of the longest group
+        (0, 6_000, 6_000),
+        (1_000, 0, 5_000),
+        (2_000, 3_000, 7_000),
+        (-1_000, 3_000, 0),  # the last one has to be paid back
+        (-1_000, 6_000, 5_000),
+    ],
+)
+def test_the_most_that_may_be_granted(owed: int, work: int, expected: int) -> None:
+    share = BestEffortShare(PPM // 4)
+    share.slices_are(bound_ns=2_000, slice_ns_max=10**9, window=2, floor_ns=5_000)
+    share.debt = owed * PPM * 3 // 4
+    assert share.grants_ns(work) == expected
 
 
 def saturated(

@@ -27,10 +27,12 @@ from gpumuxd.executors.virtual import SliceTruth, VirtualClock, VirtualExecutor,
 from gpumuxd.replay.device_model import DeviceModel
 from gpumuxd.replay.format import BadRecording, Contents
 from gpumuxd.replay.history import History
-from gpumuxd.settings import WINDOW_MAX, SchedulerSettings
+from gpumuxd.settings import OPERATORS_MAX, WINDOW_MAX, SchedulerSettings, Slicing
 from gpumuxd.units import NS_PER_S
 
 FRAMES_MAX = 1024
+
+_COUNTING = (Slicing.EVERY, Slicing.WINDOW)
 
 TURNS_MAX = 10_000_000
 """Before a run counts as endless."""
@@ -48,6 +50,8 @@ def check_settings(settings: SchedulerSettings) -> None:
         and 1 <= settings.frames_max <= FRAMES_MAX
         and 0 <= 2 * settings.frames_reserved < settings.frames_max
         and settings.slice_ns_max > 0
+        and 0 <= settings.slicing_window <= WINDOW_MAX
+        and (settings.slicing not in _COUNTING or 1 <= settings.slicing_operators <= OPERATORS_MAX)
         and settings.round_trip_ns >= 0
         and (settings.preemption_delay_ns_max is None or settings.preemption_delay_ns_max > 0)
     ):

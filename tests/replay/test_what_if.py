@@ -193,6 +193,8 @@ def test_requests_of_models_that_were_never_seen_run_are_left_out() -> None:
         replace(SETTINGS, window_max=0),
         replace(SETTINGS, frames_reserved=4),
         replace(SETTINGS, slice_ns_max=0),
+        replace(SETTINGS, slicing=Slicing.EVERY),
+        replace(SETTINGS, slicing_window=65),
         replace(SETTINGS, preemption_delay_ns_max=-1),
     ],
 )

@@ -114,7 +114,7 @@ def test_an_admitted_realtime_request_is_in_time(share_ppm: int) -> None:
         completed += kinds.count(OutcomeKind.COMPLETED)
         refused += kinds.count(OutcomeKind.DEADLINE_INFEASIBLE)
     assert completed > 50, "the worlds show nothing"
-    assert refused > 10, "the worlds were never tight"
+    assert refused >= 5, "the worlds were never tight"
 
 
 BOUND_NS = NS_PER_MS

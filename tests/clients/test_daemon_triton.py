@@ -235,10 +235,9 @@ def test_a_model_that_gpumuxctl_loads_has_a_page(
         assert 0 < longest["device_ns"] <= 1.5 * bucket["run_ns"]
         assert 0 <= longest["first_node"] < longest["end_node"]
         assert 0 <= longest["group"] < loaded["group_count"]
-    # Nobody has an SLO, so what a setting says is in force; matrices of this size may exceed it.
-    assert loaded["bound"] == {"bound_ns": 2_000_000, "origin": "slice_ms_max", "model": ""}
-    late = [each for each in loaded["buckets"] if each["longest"]["device_ns"] > 2_000_000]
-    assert loaded["is_preemptible"] is not bool(late)
+    # Nobody has an SLO, and the device knows what its sync points cost: no bound is promised.
+    assert loaded["bound"] == {"bound_ns": None, "origin": "least_delay", "model": ""}
+    assert loaded["is_preemptible"] is None
     text = ctl("model", "busy")
     assert loaded["verdict"] in text, "on a pipe a sentence is a line"
     assert "input       x  FP32[batch, 384]" in text

@@ -34,7 +34,7 @@ def show_explanation(console: Console, told: Any) -> None:
         print_sentence(
             console,
             f"One group takes {format_duration(floor['device_ns'])}, more than the bound of "
-            f"{format_duration(bound['bound_ns'])}: nothing can be ordered ahead sooner than that.",
+            f"{format_duration(bound['bound_ns'])}: whoever comes when it begins waits that long.",
             "yellow",
         )
     if told["is_guess"] and told["run_ns"]:

@@ -98,8 +98,8 @@ segments version 2  at batch 16, height 256, width 256
   sync points  add 300 us to a run (1.5%)
   delay        up to 11.30 ms for an arrival, 6.10 ms on average
   floor        11.20 ms, the longest group: number 2 (nodes 96 .. 98)
-  One group takes 11.20 ms, more than the bound of 8.00 ms: nothing can be ordered
-  ahead sooner than that.
+  One group takes 11.20 ms, more than the bound of 8.00 ms: whoever comes when it
+  begins waits that long.
 
   slice  groups  predicted   ends at  each group
       0  0 .. 1    7.00 ms   7.00 ms  3.00 ms + 4.00 ms

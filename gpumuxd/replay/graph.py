@@ -10,7 +10,7 @@ Every value is a scalar, or `[n]`: the node of that number. `[]` is a field that
 
     ["l", ...]  list          ["t", ...]  tuple            ["d", key, value, ...]  dictionary
     ["s", ...]  set           ["q", maxlen, ...]  deque    ["i", "123"]  integer over 64 bits
-    ["I", [..]] list of integers alone, which most of the bytes are
+    ["I", bytes] list of integers alone, of 8 bytes each, which most of it is
     ["e", class, value]  member of an enumeration          ["n", class, ...]  named tuple
     ["o", class, ...]    object; its fields in the order of the class's table
 
@@ -20,8 +20,10 @@ two references to one object. What can't be filled later, a tuple, refers to nod
 
 import enum
 import sys
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -32,8 +34,8 @@ OWN_MODULES = frozenset(
 )
 OWN_PACKAGE = "gpumuxd.core."
 
-_SCALARS = frozenset({int, str, bool, float, type(None)})
-_INT = frozenset({int})
+_SCALARS: frozenset[type] = frozenset({int, str, bool, float, type(None)})
+_INT: frozenset[type] = frozenset({int})
 _INT_MAX = (1 << 63) - 1
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,7 +57,10 @@ _decoder = msgspec.msgpack.Decoder(Graph)
 
 def freeze(root: object) -> bytes:
     """The object and all that it refers to. Raises NotPlain. Changes nothing."""
-    return _Freezer().freeze(root)
+    try:
+        return _Freezer(_SCALARS).freeze(root)
+    except OverflowError:  # some integer has over 64 bits: look at each
+        return _Freezer(_SCALARS - _INT).freeze(root)
 
 
 def is_own(module: str) -> bool:
@@ -79,11 +84,14 @@ def fields_of(cls: type) -> tuple[str, ...]:
 
 
 class _Freezer:
-    def __init__(self) -> None:
+    def __init__(self, as_they_are: frozenset[type]) -> None:
+        self._as_they_are = as_they_are
+        self._getters: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
         self._nodes: list[list[Any]] = []
         self._numbers: dict[int, int] = {}  # of objects, by their `id`: all stay alive meanwhile
         self._pending: list[tuple[list[Any], Any]] = []
         self._classes: dict[tuple[type, tuple[str, ...]], int] = {}
+        self._fields: dict[type, tuple[str, ...]] = {}
 
     def freeze(self, root: object) -> bytes:
         assert self._value(root) == [0], "the root is an object of its own"
@@ -97,10 +105,11 @@ class _Freezer:
 
     def _value(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _SCALARS:
-            if kind is int and not -_INT_MAX <= value <= _INT_MAX:
-                return [self._append(["i", str(value)])]
+        if kind in self._as_they_are:
             return value
+        if kind is int:
+            is_large = not -_INT_MAX <= value <= _INT_MAX
+            return [self._append(["i", str(value)])] if is_large else value
         number = self._numbers.get(id(value))
         if number is None:
             number = self._numbers[id(value)] = self._add(value, kind)
@@ -125,8 +134,8 @@ class _Freezer:
     def _fill(self, node: list[Any], value: Any) -> None:
         kind, of = type(value), self._value
         if kind is list:
-            if set(map(type, value)) == _INT and max(map(abs, value)) <= _INT_MAX:
-                node += ["I", value]
+            if set(map(type, value)) == _INT and (packed := _packed(value)) is not None:
+                node += ["I", packed]
             else:
                 node += ["l", *map(of, value)]
         elif kind is dict:
@@ -141,8 +150,26 @@ class _Freezer:
             self._fill_object(node, value, kind)
 
     def _fill_object(self, node: list[Any], value: Any, kind: type) -> None:
-        fields = fields_of(kind) or tuple(sorted(getattr(value, "__dict__", ())))
+        fields = self._fields.get(kind)
+        if fields is None:
+            fields = fields_of(kind)
+            self._fields[kind] = fields
+            if len(fields) > 1:
+                self._getters[kind] = attrgetter(*fields)
+        fields = fields or tuple(sorted(getattr(value, "__dict__", ())))
         node += ["o", self._class_no(kind, fields)]
+        try:
+            values = self._getters[kind](value)
+            kinds, of = self._as_they_are, self._value
+            node += [item if type(item) in kinds else of(item) for item in values]
+        except (KeyError, AttributeError, NotPlain):
+            del node[2:]
+            self._fill_fields(node, value, kind, fields)
+
+    def _fill_fields(
+        self, node: list[Any], value: Any, kind: type, fields: tuple[str, ...]
+    ) -> None:
+        """One by one: some are not set, or one can't be written and has to be named."""
         for field in fields:
             try:
                 item = getattr(value, field)
@@ -161,6 +188,13 @@ class _Freezer:
                 raise NotPlain(f"a {cls.__module__}.{cls.__qualname__} is none of the scheduler's")
             number = self._classes[cls, fields] = len(self._classes)
         return number
+
+
+def _packed(numbers: list[int]) -> bytes | None:
+    try:
+        return array("q", numbers).tobytes()
+    except OverflowError:
+        return None
 
 
 class Unreadable(Exception):
@@ -197,7 +231,7 @@ class _Thawer:
 
     def _make(self, number: int, node: list[Any]) -> Any:
         match node:
-            case ["l", *_] | ["I", _]:
+            case ["l", *_] | ["I", bytes()]:
                 return []
             case ["d", *_]:
                 return {}
@@ -244,9 +278,9 @@ class _Thawer:
     def _fill_container(self, made: Any, node: list[Any]) -> None:
         of: Callable[[Any], Any] = self._value
         match node:
-            case ["I", list(numbers)]:
-                if set(map(type, numbers)) != _INT:
-                    raise Unreadable("a list of integers holds something else")
+            case ["I", bytes(packed)]:
+                numbers = array("q")
+                numbers.frombytes(packed)
                 made += numbers
             case ["l", *items]:
                 made += map(of, items)

@@ -20,7 +20,7 @@ it counts as if every inference were preempted once. `share_ppm` weighs it by ho
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from operator import sub
 from typing import NamedTuple
 
 from gpumuxd.domain import SyncCost
@@ -85,54 +85,38 @@ def weighed_ns(delay: Delay, share_ppm: int = PPM) -> int:
     return delay.exec_ns + delay.preempt_ns * share_ppm // PPM
 
 
-def predict_cut(slices_ns: Sequence[int], outstanding_ns_max: int, cost: SyncCost) -> Delay:
-    """The same for the slices that a program is cut into, whatever their lengths.
+def predict_cut(ends_ns: list[int], outstanding_ns_max: int, cost: SyncCost) -> Delay:
+    """The same for the slices that a program is cut into, whatever their lengths. `ends_ns` has
+    when each ends, from the 0 at which the first begins.
 
     Two differences. The end of the last slice is a sync point too, as in the paper where k divides
     N. And a slice is launched as a whole, where Deft looks before each kernel whether to go on: so
     slow launching never keeps less than one slice in the way, and a program that is launch-bound
     gains by sync points here.
     """
-    exec_ns = cost.sync_ns * len(slices_ns) + cost.base_ns
-    in_flight_ns = min(worst_in_flight_ns(slices_ns, cost.window), outstanding_ns_max)
-    return Delay(exec_ns, max(in_flight_ns, worst_in_flight_ns(slices_ns, 1)))
+    exec_ns = cost.sync_ns * (len(ends_ns) - 1) + cost.base_ns
+    in_flight_ns = min(worst_in_flight_ns(ends_ns, cost.window), outstanding_ns_max)
+    return Delay(exec_ns, max(in_flight_ns, worst_in_flight_ns(ends_ns, 1)))
 
 
-def worst_in_flight_ns(slices_ns: Sequence[int], window: int) -> int:
+def worst_in_flight_ns(ends_ns: list[int], window: int) -> int:
     """The most that is in flight at once: the longest stretch of `window` slices in a row."""
-    if window <= 1 or len(slices_ns) <= 1:
-        return max(slices_ns, default=0)
-    ends = [0, *accumulate(slices_ns)]
-    if window >= len(slices_ns):
-        return ends[-1]
-    return max(ends[i + window] - ends[i] for i in range(len(ends) - window))
+    if window >= len(ends_ns) - 1:
+        return ends_ns[-1]
+    worst_ns: int = max(map(sub, ends_ns[window:], ends_ns))
+    return worst_ns
 
 
-def expected_in_flight_ns(slices_ns: Sequence[int], window: int) -> int:
-    """What is left of the work in flight at a random moment of an undisturbed run, on average.
-
-    The slice that runs is hit in proportion to its length and is half done on average; the next
-    `window - 1` are behind it.
-    """
-    ends = [0, *accumulate(slices_ns)]
-    total_ns, count = ends[-1], len(slices_ns)
-    if total_ns == 0:
-        return 0
-    left = 0
-    for index, slice_ns in enumerate(slices_ns):
-        behind_ns = ends[min(index + window, count)] - ends[index + 1]
-        left += slice_ns * (slice_ns + 2 * behind_ns)
-    return left // (2 * total_ns)
-
-
-def share_over_ppm(slices_ns: Sequence[int], window: int, limit_ns: int) -> int:
+def share_over_ppm(ends_ns: list[int], window: int, limit_ns: int) -> int:
     """The part of the moments of an undisturbed run at which more than this is left in flight."""
-    ends = [0, *accumulate(slices_ns)]
-    total_ns, count = ends[-1], len(slices_ns)
-    if total_ns == 0:
+    total_ns, count = ends_ns[-1], len(ends_ns) - 1
+    if total_ns == 0 or worst_in_flight_ns(ends_ns, window) <= limit_ns:
         return 0
+    # As each slice begins: all that is in flight, and of that how much is too much.
+    seen_ns = ends_ns[window:] + [total_ns] * min(window - 1, count)
     over_ns = 0
-    for index, slice_ns in enumerate(slices_ns):
-        behind_ns = ends[min(index + window, count)] - ends[index + 1]
-        over_ns += max(0, slice_ns - max(0, limit_ns - behind_ns))
+    for start_ns, end_ns, last_ns in zip(ends_ns, ends_ns[1:], seen_ns, strict=False):
+        over = last_ns - start_ns - limit_ns
+        if over > 0:
+            over_ns += over if over < end_ns - start_ns else end_ns - start_ns
     return over_ns * PPM // total_ns

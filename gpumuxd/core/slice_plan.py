@@ -17,7 +17,7 @@ those in which more is in flight than its laxity; of this one, all or none, by i
 sync points and one run of the longest that could be ordered ahead.
 
 Plans are made when they are first needed and kept: making one takes about a millisecond for a
-hundred groups. `is_current` compares what a plan was made from, within NOTICEABLE.
+hundred groups, a few in `slo`. `is_current` compares what a plan was made from, within NOTICEABLE.
 """
 
 from bisect import bisect_right
@@ -132,15 +132,13 @@ def _same_slos(before: Sequence[Slo], after: Sequence[Slo]) -> bool:
     )
 
 
-def cut(prefix: Sequence[int], slice_ns: int) -> list[int]:
-    """The lengths of the slices of an undisturbed run; none is longer but for a single group."""
-    slices_ns, first, count = [], 0, len(prefix) - 1
+def cut(prefix: list[int], slice_ns: int) -> list[int]:
+    """When each slice of an undisturbed run ends, from 0; none is longer but for one group."""
+    ends_ns, first, count = [0], 0, len(prefix) - 1
     while first < count:
-        start_ns = prefix[first]
-        end = max(first + 1, bisect_right(prefix, start_ns + slice_ns, first + 1) - 1)
-        slices_ns.append(prefix[end] - start_ns)
-        first = end
-    return slices_ns
+        first = max(first + 1, bisect_right(prefix, prefix[first] + slice_ns, first + 1) - 1)
+        ends_ns.append(prefix[first])
+    return ends_ns
 
 
 def lengths_ns(prefix: Sequence[int]) -> Iterator[int]:
@@ -159,12 +157,12 @@ def make_plan(basis: Basis, prefix: list[int], outstanding_ns_max: int) -> Slice
     outstanding_ns_max = outstanding_ns_max or prefix[-1]
     best: tuple[tuple[int, int, int, int], int, int, Delay] | None = None
     for slice_ns in lengths_ns(prefix):
-        slices_ns = cut(prefix, slice_ns)
+        ends_ns = cut(prefix, slice_ns)
         for cost in basis.costs:
-            delay = predict_cut(slices_ns, outstanding_ns_max, cost)
+            delay = predict_cut(ends_ns, outstanding_ns_max, cost)
             total_ns = weighed_ns(delay, basis.share_ppm)
             if basis.mode is Mode.SLO:
-                missed = _slos_missed(basis, slices_ns, cost, delay)
+                missed = _slos_missed(basis, ends_ns, cost, delay)
                 key = (missed, total_ns, cost.window, -slice_ns)
             else:
                 key = (0, total_ns, cost.window, slice_ns)
@@ -174,13 +172,16 @@ def make_plan(basis: Basis, prefix: list[int], outstanding_ns_max: int) -> Slice
     return SlicePlan(basis, prefix, *best[1:])
 
 
-def _slos_missed(basis: Basis, slices_ns: Sequence[int], cost: SyncCost, delay: Delay) -> int:
+def _slos_missed(basis: Basis, ends_ns: list[int], cost: SyncCost, delay: Delay) -> int:
     """Predicted, in percent of requests, summed over the co-resident models."""
+    # Who can't wait at all is late whatever is chosen.
     missed = sum(
-        share_over_ppm(slices_ns, cost.window, slo.laxity_ns) // _PERCENT_PPM for slo in basis.slos
+        share_over_ppm(ends_ns, cost.window, slo.laxity_ns) // _PERCENT_PPM
+        for slo in basis.slos
+        if slo.laxity_ns
     )
     if basis.own_slo_ns:
         stolen_ns = max((slo.run_ns for slo in basis.slos), default=0)
-        run_ns = sum(slices_ns) + delay.exec_ns + stolen_ns
+        run_ns = ends_ns[-1] + delay.exec_ns + stolen_ns
         missed += 100 * (run_ns > basis.own_slo_ns)
     return missed

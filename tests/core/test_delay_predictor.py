@@ -1,6 +1,6 @@
 """The formula of Deft: its golden values, its shape, and what windows and real cuts add."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import isqrt
 
 import pytest
@@ -12,9 +12,9 @@ from gpumuxd.core.delay_predictor import (
     PPM,
     Delay,
     choose,
-    expected_in_flight_ns,
     predict,
     predict_cut,
+    share_over_ppm,
     weighed_ns,
     worst_in_flight_ns,
 )
@@ -128,28 +128,45 @@ def test_rare_preemptions_weigh_less() -> None:
     assert weighed_ns(Delay(7, 100), PPM // 4) == 32
 
 
+def ends(*slices_ns: int) -> list[int]:
+    return [0, *accumulate(slices_ns)]
+
+
 @pytest.mark.parametrize(
-    ("slices_ns", "window", "worst_ns", "expected_ns"),
+    ("slices_ns", "window", "worst_ns"),
     [
-        ([], 1, 0, 0),
-        ([0, 0], 2, 0, 0),
-        ([100], 1, 100, 50),
-        ([100], 3, 100, 50),
-        ([100, 100, 100, 100], 1, 100, 50),
-        # the last slice has nothing behind it: 100/2, and 100 more for three quarters of the run
-        ([100, 100, 100, 100], 2, 200, 125),
-        # a random moment hits the long one three times of four
-        ([300, 100], 1, 300, 125),
-        ([300, 100], 2, 400, 200),
-        ([10, 200, 30, 90], 2, 230, (10 * 410 + 200 * 260 + 30 * 210 + 90 * 90) // 660),
-        ([10, 200, 30, 90], 9, 330, 165),  # all at once: half of the run
+        ([100], 1, 100),
+        ([100], 3, 100),
+        ([100, 100, 100, 100], 1, 100),
+        ([100, 100, 100, 100], 2, 200),
+        ([300, 100], 1, 300),
+        ([10, 200, 30, 90], 2, 230),
+        ([10, 200, 30, 90], 3, 320),
+        ([10, 200, 30, 90], 9, 330),
     ],
 )
-def test_what_is_in_flight(
-    slices_ns: list[int], window: int, worst_ns: int, expected_ns: int
+def test_the_most_in_flight(slices_ns: list[int], window: int, worst_ns: int) -> None:
+    assert worst_in_flight_ns(ends(*slices_ns), window) == worst_ns
+
+
+@pytest.mark.parametrize(
+    ("slices_ns", "window", "limit_ns", "share"),
+    [
+        ([100, 100], 1, 100, 0),
+        ([100, 100], 1, 99, 10_000),
+        ([100, 100], 1, 75, 250_000),  # the first quarter of each
+        ([100, 100], 1, 0, PPM),
+        # of the first slice all but its last 50: then 150 are left; the second has none behind it
+        ([100, 100], 2, 150, 250_000),
+        ([100, 100], 2, 100, 500_000),
+        ([100, 100], 2, 50, 750_000),
+        ([10, 970, 10, 10], 1, 10, 960_000),
+    ],
+)
+def test_the_share_of_moments_with_more_in_flight(
+    slices_ns: list[int], window: int, limit_ns: int, share: int
 ) -> None:
-    assert worst_in_flight_ns(slices_ns, window) == worst_ns
-    assert expected_in_flight_ns(slices_ns, window) == expected_ns
+    assert share_over_ppm(ends(*slices_ns), window, limit_ns) == share
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
@@ -157,7 +174,7 @@ def test_what_is_in_flight(
 def test_a_real_cut_of_equal_groups_is_the_formula(window: int, slice_groups: int) -> None:
     cost = PAPER._replace(window=window)
     slices_ns = [slice_groups * 50 * US] * (400 // slice_groups)
-    assert predict_cut(slices_ns, 30 * 50 * US, cost) == predict(
+    assert predict_cut(ends(*slices_ns), 30 * 50 * US, cost) == predict(
         400, 50 * US, 30, cost, slice_groups
     )
 
@@ -165,7 +182,7 @@ def test_a_real_cut_of_equal_groups_is_the_formula(window: int, slice_groups: in
 def test_a_slice_is_in_the_way_as_a_whole() -> None:
     """However little is ever outstanding when groups are launched one by one."""
     two = PAPER._replace(window=2)
-    assert predict_cut([100, 300, 200], 250, PAPER).preempt_ns == 300
-    assert predict_cut([100, 300, 200], 250, two).preempt_ns == 300
-    assert predict_cut([100, 300, 200], 450, two).preempt_ns == 450
-    assert predict_cut([100, 300, 200], 999, two).preempt_ns == 500
+    assert predict_cut(ends(100, 300, 200), 250, PAPER).preempt_ns == 300
+    assert predict_cut(ends(100, 300, 200), 250, two).preempt_ns == 300
+    assert predict_cut(ends(100, 300, 200), 450, two).preempt_ns == 450
+    assert predict_cut(ends(100, 300, 200), 999, two).preempt_ns == 500

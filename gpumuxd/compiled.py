@@ -16,7 +16,6 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import MutableSequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
@@ -49,7 +48,7 @@ def is_current() -> bool:
         return False
 
 
-def search_path(sources: MutableSequence[str]) -> MutableSequence[str]:
+def search_path(sources: list[str]) -> list[str]:
     """Where the modules of core are looked for: translated first, if they are current."""
     if os.environ.get(INTERPRETED) or not is_current():
         return sources

@@ -7,9 +7,8 @@ fewest SLOs that are predicted to be missed, over the co-resident models, then t
 then the longer slices. It must not know cursors, queues or what is in flight.
 
 A slice is cut by time, `slice_ns`, not by a count, since groups differ in length: k groups of mean
-length. The lengths that are tried are finer than the grid of the paper, whose first steps
-of two are too coarse for programs of a few dozen groups; for equal groups the choice is
-the paper's wherever that is on both.
+length. The lengths that are tried are finer than the grid of the paper, whose steps of two and more
+are too coarse for programs of a few dozen groups (the paper's have a thousand kernels).
 
 SLOs missed are counted in percent of the moments at which a request may come, because a worst case
 would call a model with one long group lost and then protect nobody: of a co-resident model,

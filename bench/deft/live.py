@@ -61,7 +61,7 @@ QUICK = PAIRS[:1] + PAIRS[-1:]
 GAP_MS = 40
 """Mean time between requests of B, beside its own run."""
 
-ROUNDS = 10
+ROUNDS = 6
 
 TABLE_COLUMNS = 170
 
@@ -179,7 +179,7 @@ def _measure_pair(
     bench: Bench, b: Model, a: Model, costs: Sequence[SyncCost]
 ) -> Mapping[str, Measured]:
     beds = {name: _bed(name, a, b, costs) for name in VARIANTS}
-    seconds = bench.pick(8, 4) / 10
+    seconds = bench.pick(6, 4) / 10
     try:
         for name, is_kept in bench.schedule(list(VARIANTS), bench.pick(ROUNDS, 3)):
             _one_round(beds[name], bench.rng, seconds, is_kept)

@@ -91,6 +91,11 @@ class FaultParameters:
     """Model, when it starts to drain, and how long after its release it is loaded again."""
     reweights: tuple[tuple[str, int, int], ...]
     """Tenant, when its share changes, and to which weight."""
+    starved: tuple[str, ...] = ()
+    """Models whose weights run out of memory half way, whenever they are brought in."""
+    clocks: tuple[tuple[int, int], ...] = ()
+    """When everything becomes slower or faster for good, and how long it takes then, in millionths
+    of the drawn truth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,8 @@ class DeviceParameters:
     sync_costs: tuple[SyncCost, ...] = ()
     """What its scheduler is told of its sync points, and when; empty: nothing."""
     measured_ns: int = 0
+    measured_again: tuple[tuple[int, tuple[SyncCost, ...]], ...] = ()
+    """When it is told something else, and what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +159,12 @@ def _fields(value: object, skip: tuple[str, ...] = ()) -> str:
     return " ".join(shown)
 
 
-_SHOWN_TUPLES = ("sync_costs", "storms_ns", "reloads", "reweights")
+_SHOWN_TUPLES = (
+    "sync_costs",
+    "measured_again",
+    "storms_ns",
+    "reloads",
+    "reweights",
+    "starved",
+    "clocks",
+)

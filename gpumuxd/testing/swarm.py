@@ -3,7 +3,8 @@
 Not only the requests are random but also the shape of the world: how many devices, which
 settings, tenants and models, which faults, how wrong the estimates are. So the extremes of the
 configuration are visited, each by some seeds. The truth and what the scheduler is told of it are
-separate draws. It must not know the scheduler.
+separate draws. What only some worlds have is laid over them (`overlays.py`). It must not know the
+scheduler.
 
 A change here gives every seed another world: look at `tests/sim/test_regressions.py` then.
 """
@@ -13,9 +14,10 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpumuxd.domain import Bucket, PriorityClass, SyncCost
+from gpumuxd.domain import Bucket, PriorityClass
 from gpumuxd.events import ModelProfile
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
+from gpumuxd.testing.overlays import chance, lay_over, log_uniform
 from gpumuxd.testing.parameters import (
     PPM,
     ClientParameters,
@@ -39,21 +41,7 @@ def draw(seed: int) -> Parameters:
     count = rng.choices((1, 2, 3, 4), weights=(6, 2, 1, 1))[0]
     events = max(60, int(EVENTS_PER_SEED * rng.uniform(0.3, 1.7)) // count)
     devices = [_draw_device(rng, f"cpu:{i}", events) for i in range(count)]
-    # Draws of its own: what else a seed means stays as it was before there were such loads.
-    loads = Random(f"{seed}/loads")
-    devices = [_draw_loads(loads, device) for device in devices]
-    modes, shares = Random(f"{seed}/modes"), Random(f"{seed}/shares")  # likewise
-    devices = [_draw_share(shares, _draw_modes(modes, device)) for device in devices]
-    return Parameters(seed, tuple(devices))
-
-
-def log_uniform(rng: Random, low: int, high: int) -> int:
-    """An integer whose order of magnitude is uniform."""
-    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
-
-
-def _chance(rng: Random, probability: float) -> bool:
-    return rng.random() < probability
+    return Parameters(seed, tuple(lay_over(seed, devices)))
 
 
 def _draw_device(rng: Random, name: str, events: int) -> DeviceParameters:
@@ -69,7 +57,7 @@ def _draw_device(rng: Random, name: str, events: int) -> DeviceParameters:
     )
     horizon_ns = int(requests * run_ns / rng.uniform(0.3, 1.6))
     clients = _draw_clients(rng, models, tenants, requests, horizon_ns)
-    is_contended = len(clients) > 1 and _chance(rng, 0.25)
+    is_contended = len(clients) > 1 and chance(rng, 0.25)
     if is_contended:
         tenants, clients = _contend(tenants, clients)
     return DeviceParameters(
@@ -78,7 +66,7 @@ def _draw_device(rng: Random, name: str, events: int) -> DeviceParameters:
         round_trip_ns=rng.choice((0, 0, rng.randint(5_000, 150_000))),
         launch_cost_ns=rng.choice((0, rng.randint(1_000, 20_000))),
         loop_cost_ns=rng.choice((0, rng.randint(5_000, 50_000))),
-        has_high_lane=_chance(rng, 0.15),
+        has_high_lane=chance(rng, 0.15),
         is_contended=is_contended,
         horizon_ns=horizon_ns,
         models=models,
@@ -88,82 +76,24 @@ def _draw_device(rng: Random, name: str, events: int) -> DeviceParameters:
     )
 
 
-def _draw_loads(rng: Random, device: DeviceParameters) -> DeviceParameters:
-    """Some models come while the others serve, and some of all bring their weights in first."""
-    models = []
-    for model in device.models:
-        chunks = rng.randint(1, 8) if _chance(rng, 0.2) else 0
-        chunk_ns = log_uniform(rng, 20 * NS_PER_US, NS_PER_MS)
-        is_late = len(device.models) > 1 and _chance(rng, 0.2)
-        load_ns = rng.randrange(device.horizon_ns) if is_late else 0
-        models.append(replace(model, load_ns=load_ns, chunk_ns=(chunk_ns,) * chunks))
-    return replace(device, models=tuple(models))
-
-
-def _draw_share(rng: Random, device: DeviceParameters) -> DeviceParameters:
-    """On some devices best-effort work has a share for certain."""
-    if not _chance(rng, 0.2):
-        return device
-    share_ppm = rng.choice((10_000, 50_000, 250_000, 500_000, rng.randint(1, 500_000)))
-    settings = replace(device.settings, best_effort_share_min_ppm=share_ppm)
-    return replace(device, settings=settings)
-
-
-def _draw_modes(rng: Random, device: DeviceParameters) -> DeviceParameters:
-    """Some devices are told what their sync points cost, and some cut as a baseline does."""
-    settings = device.settings
-    if _chance(rng, 0.15):
-        kind = rng.choice((Slicing.LAYER, Slicing.EVERY, Slicing.WINDOW))
-        settings = replace(
-            settings,
-            slicing=kind,
-            slicing_operators=0 if kind is Slicing.LAYER else log_uniform(rng, 1, 100),
-            slicing_window=rng.randint(1, 4) if kind is Slicing.WINDOW else 0,
-        )
-        models = tuple(_draw_layers(rng, model) for model in device.models)
-        return replace(device, settings=settings, models=models)
-    if _chance(rng, 0.5):
-        return device
-    if _chance(rng, 0.7):
-        settings = replace(settings, preemption_delay_ns_max=None)
-    settings = replace(settings, weigh_preemption_by_arrivals=_chance(rng, 0.3))
-    alone_ns, base_ns = log_uniform(rng, 1_000, 500_000), rng.randint(0, 500_000)
-    costs = tuple(
-        SyncCost(window, alone_ns if window == 1 else rng.randint(0, alone_ns), base_ns)
-        for window in range(1, 5)
-    )
-    measured_ns = rng.choice((0, rng.randrange(device.horizon_ns)))
-    return replace(device, settings=settings, sync_costs=costs, measured_ns=measured_ns)
-
-
-def _draw_layers(rng: Random, model: ModelParameters) -> ModelParameters:
-    """What the baselines count: operators and layers; some artifacts say nothing of either."""
-    count = model.group_count
-    operators = tuple(rng.randint(1, 30) for _ in range(count)) if _chance(rng, 0.8) else ()
-    ends = [end for end in range(1, count) if _chance(rng, 0.5)]
-    layer_ends = (*ends, count) if _chance(rng, 0.8) else ()
-    profile = replace(model.profile, operators=operators, layer_ends=layer_ends)
-    return replace(model, profile=profile)
-
-
 def _draw_settings(rng: Random, models: tuple[ModelParameters, ...]) -> SchedulerSettings:
     frames_max = rng.randint(1, 8)
     weights_bytes = sum(model.weights_bytes for model in models)
     frame_bytes = max(model.frame_bytes for model in models)
     bound_ns = log_uniform(rng, 100 * NS_PER_US, 10 * NS_PER_MS)
     return SchedulerSettings(
-        slicing=Slicing.NONE if _chance(rng, 0.05) else Slicing.ADAPTIVE,
-        order=Order.FIFO if _chance(rng, 0.05) else Order.POLICY,
-        preemption_delay_ns_max=None if _chance(rng, 0.3) else bound_ns,
+        slicing=Slicing.NONE if chance(rng, 0.05) else Slicing.ADAPTIVE,
+        order=Order.FIFO if chance(rng, 0.05) else Order.POLICY,
+        preemption_delay_ns_max=None if chance(rng, 0.3) else bound_ns,
         slice_ns_max=log_uniform(rng, 200 * NS_PER_US, 5 * NS_PER_MS),
         window_max=rng.randint(1, 4),
         round_trip_ns=log_uniform(rng, 10 * NS_PER_US, 500 * NS_PER_US),
-        queue_requests_max=rng.randint(2, 12) if _chance(rng, 0.1) else 20_000,
+        queue_requests_max=rng.randint(2, 12) if chance(rng, 0.1) else 20_000,
         frames_max=frames_max,
         frames_reserved=rng.randint(0, (frames_max - 1) // 2),
         # Room for the weights that reloads may double, and sometimes for one or two frames only.
         memory_bytes_max=2 * weights_bytes + rng.randint(1, 2) * frame_bytes
-        if _chance(rng, 0.15)
+        if chance(rng, 0.15)
         else 8 * GIB,
     )
 
@@ -173,7 +103,7 @@ def _draw_model(rng: Random, name: str, device_median_ns: int) -> ModelParameter
     group_count = rng.choice((1, 2, rng.randint(3, 12), rng.randint(8, 40)))
     sigma = rng.uniform(0.1, 1.0)
     base_ns = [median_ns * math.exp(rng.gauss(0.0, sigma)) for _ in range(group_count)]
-    base_ns = [ns * 10 if _chance(rng, 0.03) else ns for ns in base_ns]
+    base_ns = [ns * 10 if chance(rng, 0.03) else ns for ns in base_ns]
     exponent = rng.uniform(0.3, 1.0)
     buckets: list[Bucket] = [(1 << i,) for i in range(rng.randint(1, 3))]
     group_ns: dict[Bucket, tuple[int, ...]] = {
@@ -186,12 +116,12 @@ def _draw_model(rng: Random, name: str, device_median_ns: int) -> ModelParameter
     return ModelParameters(
         name=name,
         class_max=class_max,
-        slo_ns=int(sum(group_ns[buckets[-1]]) * slo) if _chance(rng, 0.4) else None,
+        slo_ns=int(sum(group_ns[buckets[-1]]) * slo) if chance(rng, 0.4) else None,
         group_ns=group_ns,
         estimates=estimates,
         profile=profile,
         profile_runs=rng.randint(0, 2) if not profile.group_ns else 0,
-        uploads=1 if _chance(rng, 0.15) else 0,
+        uploads=1 if chance(rng, 0.15) else 0,
         weights_bytes=rng.randint(1, 200) * MIB,
         frame_bytes=rng.randint(1, 64) * MIB,
     )
@@ -206,7 +136,7 @@ def _draw_profile(
         return kind, ModelProfile(group_count)
     factor = {"exact": 1.0, "noisy": 1.0, "wrong": math.exp(rng.uniform(-1.6, 1.6))}[kind]
     sigma = 0.0 if kind == "exact" else rng.uniform(0.02, 0.4)
-    known = [bucket for bucket in group_ns if bucket == (1,) or _chance(rng, 0.8)]
+    known = [bucket for bucket in group_ns if bucket == (1,) or chance(rng, 0.8)]
     told = {
         bucket: tuple(
             max(1, round(ns * factor * math.exp(rng.gauss(0.0, sigma)))) for ns in group_ns[bucket]
@@ -221,10 +151,10 @@ def _draw_profile(
 
 
 def _draw_tenant(rng: Random, name: str) -> TenantParameters:
-    limited = _chance(rng, 0.3)
+    limited = chance(rng, 0.3)
     return TenantParameters(
         name=name,
-        weight=1 if _chance(rng, 0.7) else rng.randint(2, 5),
+        weight=1 if chance(rng, 0.7) else rng.randint(2, 5),
         realtime_per_s=log_uniform(rng, 5, 500) if limited else None,
         realtime_burst=rng.randint(1, 4),
     )
@@ -249,7 +179,7 @@ def _draw_clients(
         width = rng.randint(1, 6)
         interval_ns = max(1, horizon_ns // own)
         run_ns = max(sum(times) for times in model.group_ns.values())
-        has_deadline = _chance(rng, 0.9 if urgent else 0.2)
+        has_deadline = chance(rng, 0.9 if urgent else 0.2)
         clients.append(
             ClientParameters(
                 name=f"c{i}",
@@ -264,7 +194,7 @@ def _draw_clients(
                 if has_deadline
                 else None,
                 cancel_ppm=rng.choice((0, 0, rng.randint(0, PPM // 3))),
-                vanish_ns=rng.randint(0, horizon_ns) if _chance(rng, 0.1) else None,
+                vanish_ns=rng.randint(0, horizon_ns) if chance(rng, 0.1) else None,
             )
         )
     return tuple(clients)
@@ -298,7 +228,7 @@ def _draw_faults(
 ) -> FaultParameters:
     """Each kind of fault is absent in most seeds, so that it also meets the others' absence."""
     end_ns = horizon_ns * 7 // 10
-    names = [model.name for model in models if _chance(rng, 0.15)]
+    names = [model.name for model in models if chance(rng, 0.15)]
     return FaultParameters(
         end_ns=end_ns,
         noise_sigma=rng.choice((0.0, 0.03, 0.2)),
@@ -307,7 +237,7 @@ def _draw_faults(
         late_ns_max=log_uniform(rng, 100 * NS_PER_US, 20 * NS_PER_MS),
         failure_ppm=rng.choice((0, 0, rng.randint(1_000, 30_000))),
         storms_ns=tuple(sorted(rng.randint(0, end_ns) for _ in range(rng.choice((0, 0, 0, 1, 2))))),
-        lost_ns=rng.randint(0, end_ns) if _chance(rng, 0.12) else None,
+        lost_ns=rng.randint(0, end_ns) if chance(rng, 0.12) else None,
         restart_ns=log_uniform(rng, NS_PER_MS, 50 * NS_PER_MS),
         reloads=tuple(
             (name, rng.randint(0, end_ns), log_uniform(rng, NS_PER_MS // 10, 10 * NS_PER_MS))
@@ -316,6 +246,6 @@ def _draw_faults(
         reweights=tuple(
             (tenant.name, rng.randint(0, end_ns), rng.randint(1, 5))
             for tenant in tenants
-            if _chance(rng, 0.1)
+            if chance(rng, 0.1)
         ),
     )

@@ -17,6 +17,7 @@ _new = tuple.__new__  # a named tuple without the Python call that `SliceTruth(.
 
 _NOISE_SHIFT = 10
 _NOISE_COUNT = 256
+_NEVER_NS = 1 << 62
 
 
 def true_program(model: ModelParameters) -> VirtualProgram:
@@ -58,6 +59,9 @@ class Truth:
         self._late = self._slow + faults.late_ppm / PPM
         self._failed = self._late + faults.failure_ppm / PPM
         self._noise = _noise(faults.noise_sigma)
+        self._starved = frozenset(faults.starved)
+        self._clocks = [*faults.clocks, (_NEVER_NS, PPM)]  # those to come
+        self._clock_ppm = PPM
 
     def __call__(self, work: Slice, program: VirtualProgram) -> SliceTruth:
         ends_ns = program.group_ends_ns[work.bucket]
@@ -65,8 +69,15 @@ class Truth:
         true_ns = ends_ns[end_group] - ends_ns[first_group]
         draw = self._random
         duration_ns = true_ns * self._noise[int(draw() * _NOISE_COUNT)] >> _NOISE_SHIFT
-        if self._clock.now_ns >= self._faults_end_ns:
+        now_ns = self._clock.now_ns
+        while now_ns >= self._clocks[0][0]:
+            self._clock_ppm = self._clocks.pop(0)[1]
+        if self._clock_ppm != PPM:
+            duration_ns = duration_ns * self._clock_ppm // PPM
+        if now_ns >= self._faults_end_ns:
             return _new(SliceTruth, (duration_ns, 0, None))
+        if self._starved and self._is_out_of_memory(work, program):
+            return SliceTruth(duration_ns, failure="out of memory")
         fate = draw()
         if fate >= self._failed:
             return _new(SliceTruth, (duration_ns, 0, None))
@@ -76,3 +87,9 @@ class Truth:
         if fate < self._late:
             return SliceTruth(duration_ns, late_ns=int(draw() * self._late_ns_max))
         return SliceTruth(duration_ns, failure="a fault of the simulation")
+
+    def _is_out_of_memory(self, work: Slice, program: VirtualProgram) -> bool:
+        """Weights that don't fit are brought in up to the middle."""
+        if () not in program.group_ends_ns or work.end_group <= program.group_count // 2:
+            return False
+        return work.model.partition("/")[0] in self._starved

@@ -43,7 +43,8 @@ _UNKNOWN_REQUEST = 1 << 40
 _UNKNOWN_MODEL = "nobody/1"
 
 _RETRY_NS = 1_000_000
-"""After an upload that a fault of the simulation ended."""
+_RETRIES = 20
+"""After an upload that a fault of the simulation ended: so long at least, so often in a run."""
 
 _UPLOAD_MARK = "@upload"
 """Ends the key of a program that brings weights in."""
@@ -154,7 +155,7 @@ class Workload:
             if self._uploaded.pop(key):
                 self._become_ready(model_key, now_ns)
             else:
-                self._load(name, now_ns + _RETRY_NS)
+                self._load(name, now_ns + max(_RETRY_NS, self.horizon_ns // _RETRIES))
             return
         reload_after_ns = self._reload_after_ns.pop(name, None)
         if reload_after_ns is not None:
@@ -220,6 +221,8 @@ class Workload:
         if self._parameters.sync_costs:
             measured = DeviceMeasured(self._parameters.sync_costs)
             self._post(max(now_ns, self._parameters.measured_ns), measured)
+        for at_ns, costs in self._parameters.measured_again:
+            self._post(max(now_ns, at_ns), DeviceMeasured(costs))
         for name in self._models:
             self._load(name, max(now_ns, self._models[name].load_ns))
 

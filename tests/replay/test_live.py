@@ -17,7 +17,7 @@ from gpumuxd_client.errors import InvalidRequest, WrongMode
 
 from gpumuxd.ctl.main import main as gpumuxctl
 from gpumuxd.daemon.main import main as gpumuxd
-from tests.daemon.harness import Daemon, Site
+from tests.daemon.harness import LIMIT_S, Daemon, Site
 from tests.node.artifacts import export_busy, export_tiny
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -132,6 +132,8 @@ def test_the_recording_of_a_device_that_dies_is_kept(
         received = [next(parts)]
         os.kill(device.pid, signal.SIGKILL)
         received += parts
+        while not client.server_ready(deadline=LIMIT_S):
+            pass  # the next test wants its device
     end = received.pop()
     assert isinstance(end, RecordingEnd)
     assert not end.is_whole

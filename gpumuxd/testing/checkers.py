@@ -33,6 +33,9 @@ from gpumuxd.testing.launch_checks import Explain, LaunchCheck, StatisticsSeen
 from gpumuxd.testing.order_checks import Blocking, Fairness, OrderCheck
 from gpumuxd.testing.world import World
 
+_STEPS_PER_EXPLANATION = 8
+"""An explanation plays a whole run. With a Release in the same step it is of the world after it."""
+
 
 class Invariant(enum.IntEnum):
     """The numbers of the invariants."""
@@ -75,6 +78,7 @@ class Checkers:
         self._statistics = statistics
         self._where = where
         self._only = frozenset(only)
+        self._is_explained = False  # the commands of this step
         self._launch = LaunchCheck(self.world, statistics, explain)
         self._stops = EarlyStops(self.world, statistics)
         self._grants = Grants(self.world, statistics)
@@ -109,6 +113,9 @@ class Checkers:
         self.step += 1
         # Refusals count from the start of the poll: nobody may be ordered behind them.
         refused = {c.request_id for c in commands if isinstance(c, Finish)}
+        self._is_explained = self.step % _STEPS_PER_EXPLANATION == 0 and not any(
+            isinstance(c, Release) for c in commands
+        )
         for command in commands:
             match command:
                 case Launch():
@@ -163,11 +170,13 @@ class Checkers:
             self.violate(Invariant.DRAINING, f"launches {work} of a model that is not loaded")
             return
         bounds_ns = ask.bounds_ns(work)
+        why_wrong_mode = ask.why_wrong_mode(work) if self._is_explained else None
         for invariant, problem in (
             (Invariant.GROUPS_IN_ORDER, ask.why_wrong_groups(work)),
             (Invariant.ONE_FINISH, ask.why_wrong_members(work, now_ns)),
             (Invariant.WINDOWS_AND_BUDGETS, ask.why_wrong_window(work)),
             (Invariant.WINDOWS_AND_BUDGETS, ask.why_wrong_budget(work, bounds_ns)),
+            (Invariant.WINDOWS_AND_BUDGETS, why_wrong_mode),
             (Invariant.RESOURCES, ask.why_wrong_start(work)),
             (Invariant.RESOURCES, ask.why_wrong_frame(work)),
             (Invariant.ORDER, self._order.why_wrong(work, now_ns, refused)),

@@ -4,15 +4,15 @@ Invariants 1, 2 and the launching half of 6 and 7. Each question is answered wit
 the launch is wrong, or None. They know the world as it was before the launch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from gpumuxd.core.explanation import LEAST_DELAY, SLO, Explanation
+from gpumuxd.core.explanation import BOUNDED, LEAST_DELAY, SLO, Explanation
 from gpumuxd.core.statistics import LAXITY_OF
 from gpumuxd.domain import Bucket, CursorKind, PriorityClass, Slice
 from gpumuxd.events import ModelProfile
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
-from gpumuxd.testing.seen import Bounds
+from gpumuxd.testing.seen import Bounds, SeenSlice
 from gpumuxd.testing.world import World
 
 _NO_BOUNDS: Bounds = (None,) * len(PriorityClass)
@@ -63,6 +63,8 @@ class LaunchCheck:
         self._settings = world.settings
         self._statistics = statistics
         self._explain = explain
+        self._asked = (-1, PriorityClass.BEST_EFFORT)
+        self._told: Explanation | None = None  # of the slice that was asked about last
 
     def why_wrong_groups(self, work: Slice) -> str | None:
         """Invariant 1, and `passed <= launched <= groups`."""
@@ -119,15 +121,20 @@ class LaunchCheck:
         is_profile = request is not None and request.arrived.kind is CursorKind.PROFILE
         if settings.slicing is not Slicing.ADAPTIVE:
             return self._why_not_as_stated(work, len(lane), is_profile)
+        chosen = None
+        if request is not None and not is_profile:
+            chosen = self._chosen(work, request.effective_class)
+        if request is not None and chosen is not None:
+            problem = _why_over_plan(chosen, request.effective_class, lane)
+            if problem is not None:
+                return problem
         if work.end_group - work.first_group == 1:
             return None
         if is_profile:
             return "profiles run group by group"
         if not self._world.models[work.model].measured:
             return "what was never measured runs one group at a time"
-        slice_ns_max = settings.slice_ns_max
-        if request is not None and (chosen := self._chosen(work, request.effective_class)):
-            slice_ns_max = chosen.slice_ns
+        slice_ns_max = settings.slice_ns_max if chosen is None else chosen.slice_ns
         if work.predicted_ns > slice_ns_max:
             return f"the longest slice is {slice_ns_max} ns"
         return None
@@ -146,20 +153,49 @@ class LaunchCheck:
             return None
         return f"slicing = {settings.slicing} has a sync point after group {end}"
 
-    def _chosen(self, work: Slice, priority_class: PriorityClass) -> Explanation | None:
-        """What the scheduler says it chose for this work, if it may choose at all."""
-        world, settings = self._world, self._settings
-        if not world.sync_costs or settings.preemption_delay_ns_max is not None:
+    def why_wrong_mode(self, work: Slice) -> str | None:
+        """Does the scheduler name the rule that holds for this work?"""
+        request = self._world.requests.get(work.members[0])
+        if request is None or request.arrived.kind is not CursorKind.INFER:
             return None
-        if settings.order is Order.FIFO or settings.slicing is not Slicing.ADAPTIVE:
+        told = self._explain(work.model, work.bucket, request.effective_class)
+        expected = self._modes(request.effective_class)
+        if told is None or told.mode in expected:
             return None
+        return f"it is said to be cut by {told.mode}, what holds is {' or '.join(expected)}"
+
+    def _modes(self, priority_class: PriorityClass) -> tuple[str, ...]:
+        """The rules that may hold for work of a class, as far as an onlooker knows.
+
+        Whether a laxity can be kept or not, bounded or slo, depends on what the scheduler believes.
+        """
+        settings = self._settings
+        if settings.slicing is not Slicing.ADAPTIVE:
+            return (settings.slicing.value,)
+        if not self._may_choose():
+            return (BOUNDED,)
         has_slo = any(
             model.ready.slo_ns is not None and model.ready.class_max >= priority_class
-            for model in world.models.values()
+            for model in self._world.models.values()
         )
-        told = self._explain(work.model, work.bucket, priority_class)
-        is_chosen = told is not None and told.mode == (SLO if has_slo else LEAST_DELAY)
-        return told if is_chosen else None
+        return (SLO, BOUNDED) if has_slo else (LEAST_DELAY,)
+
+    def _may_choose(self) -> bool:
+        settings = self._settings
+        is_policy = settings.order is Order.POLICY and settings.slicing is Slicing.ADAPTIVE
+        is_stated = settings.preemption_delay_ns_max is not None
+        return is_policy and not is_stated and bool(self._world.sync_costs)
+
+    def _chosen(self, work: Slice, priority_class: PriorityClass) -> Explanation | None:
+        """What the scheduler says it chose for this work, if it may choose at all."""
+        if not self._may_choose():
+            return None
+        asked = (work.slice_id, priority_class)
+        if self._asked != asked:  # an explanation takes longer than a decision
+            told = self._explain(work.model, work.bucket, priority_class)
+            is_chosen = told is not None and told.mode == self._modes(priority_class)[0]
+            self._asked, self._told = asked, told if is_chosen else None
+        return self._told
 
     def why_wrong_budget(self, work: Slice, bounds_ns: Bounds) -> str | None:
         """Invariant 2, second half: no class may find more in flight that should yield to it.
@@ -254,6 +290,17 @@ class LaunchCheck:
             if tightest is not None:
                 bounds_ns[tightest.ready.class_max] = told.bound_ns
         return tuple(bounds_ns)
+
+
+def _why_over_plan(
+    chosen: Explanation, priority_class: PriorityClass, lane: Iterable[SeenSlice]
+) -> str | None:
+    """Of its own class and above, no more slices are in flight than an undisturbed run has; one of
+    fewer slices than that does not say how many there may be."""
+    before = sum(seen.cursor.request.effective_class >= priority_class for seen in lane)
+    if before < chosen.window or len(chosen.slice_ends) <= chosen.window:
+        return None
+    return f"{before} slices are in flight before it, said was a window of {chosen.window}"
 
 
 def _stated_end(work: Slice, profile: ModelProfile, settings: SchedulerSettings) -> int:

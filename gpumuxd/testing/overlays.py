@@ -22,7 +22,7 @@ Random = random.Random
 Overlay = Callable[[Random, DeviceParameters], DeviceParameters]
 
 BUCKETS_LEARNT = 64
-"""As many tables an estimator keeps for a model: some worlds have models with more sizes."""
+"""As many an estimator learns of a model."""
 
 
 def lay_over(seed: int, devices: list[DeviceParameters]) -> list[DeviceParameters]:
@@ -74,8 +74,9 @@ def _modes(rng: Random, device: DeviceParameters) -> DeviceParameters:
         settings = replace(settings, preemption_delay_ns_max=None)
     settings = replace(settings, weigh_preemption_by_arrivals=chance(rng, 0.3))
     alone_ns, base_ns = log_uniform(rng, 1_000, 500_000), rng.randint(0, 500_000)
+    queued_ns = rng.choice((alone_ns, alone_ns // 20))
     costs = tuple(
-        SyncCost(window, alone_ns if window == 1 else rng.randint(0, alone_ns), base_ns)
+        SyncCost(window, alone_ns if window == 1 else rng.randint(0, queued_ns), base_ns)
         for window in range(1, 5)
     )
     measured_ns = rng.choice((0, rng.randrange(device.horizon_ns)))
@@ -121,8 +122,9 @@ def _sizes(rng: Random, device: DeviceParameters) -> DeviceParameters:
 
 def _more_sizes(rng: Random, model: ModelParameters) -> ModelParameters:
     first, base_ns = next(iter(model.group_ns.items()))
-    count = BUCKETS_LEARNT + 8 if chance(rng, 0.15) else rng.randint(2, 8)
-    dimensions = rng.randint(1, 2)
+    is_crowded = chance(rng, 0.15)  # as many sizes as are learnt at all, and then some
+    count = 2 * BUCKETS_LEARNT if is_crowded else rng.randint(2, 8)
+    dimensions = 2 if is_crowded else rng.randint(1, 2)
     exponent = rng.uniform(0.1, 0.6)
     group_ns: dict[Bucket, tuple[int, ...]] = {}
     for _ in range(count):
@@ -132,7 +134,8 @@ def _more_sizes(rng: Random, model: ModelParameters) -> ModelParameters:
         group_ns[bucket] = tuple(max(1, int(ns * work**exponent)) for ns in base_ns)
     told = model.profile
     error = math.exp(rng.gauss(0.0, 0.1))
-    known = [bucket for bucket in group_ns if told.group_ns and chance(rng, 0.4)]
+    share = 0.9 if is_crowded else 0.4
+    known = [bucket for bucket in group_ns if told.group_ns and chance(rng, share)]
     times = {bucket: tuple(max(1, int(ns * error)) for ns in group_ns[bucket]) for bucket in known}
     profile = ModelProfile(
         told.group_count,

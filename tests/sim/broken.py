@@ -10,9 +10,18 @@ from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
 from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.core.explanation import Explanation
 from gpumuxd.core.statistics import DeviceStatistics
-from gpumuxd.domain import COMPLETED, Bucket, Outcome, OutcomeKind, PriorityClass, RunReport
+from gpumuxd.domain import (
+    COMPLETED,
+    Bucket,
+    CursorKind,
+    Outcome,
+    OutcomeKind,
+    PriorityClass,
+    RunReport,
+)
 from gpumuxd.events import (
     DeviceLost,
+    DeviceMeasured,
     Event,
     ModelDraining,
     ModelReady,
@@ -157,6 +166,63 @@ class SaysAnotherLength(Bent):
     ) -> Explanation | None:
         told = super().explain(model_key, bucket, priority_class)
         return told and dataclasses.replace(told, slice_ns=told.slice_ns // 2)
+
+
+class SaysAShorterWindow(Bent):
+    """Explains its slices of least delay with one in flight less than there are."""
+
+    def explain(
+        self, model_key: str, bucket: Bucket | None, priority_class: PriorityClass | None
+    ) -> Explanation | None:
+        told = super().explain(model_key, bucket, priority_class)
+        return told and dataclasses.replace(told, window=max(1, told.window - 1))
+
+
+class IgnoresMeasurements(Bent):
+    """Does not hear what sync points cost, and keeps bounds that nobody asked for."""
+
+    def bend_event(self, event: Event) -> Event | None:
+        return None if isinstance(event, DeviceMeasured) else event
+
+
+class NamesAnotherRule(Bent):
+    def explain(
+        self, model_key: str, bucket: Bucket | None, priority_class: PriorityClass | None
+    ) -> Explanation | None:
+        told = super().explain(model_key, bucket, priority_class)
+        return told and dataclasses.replace(told, mode="every" if told.mode == "none" else "none")
+
+
+class MissesALayer(Bent):
+    """Does not see where the first layer of a model ends."""
+
+    def bend_event(self, event: Event) -> Event | None:
+        if isinstance(event, ModelReady) and len(event.profile.layer_ends) > 1:
+            profile = dataclasses.replace(event.profile, layer_ends=event.profile.layer_ends[1:])
+            return dataclasses.replace(event, profile=profile)
+        return event
+
+
+class InventsAProfile(Bent):
+    """Takes what was never measured to take a microsecond a group."""
+
+    def bend_event(self, event: Event) -> Event | None:
+        if isinstance(event, ModelReady) and not event.profile.group_ns:
+            times = (1_000,) * event.profile.group_count
+            profile = dataclasses.replace(
+                event.profile, group_ns={(1,): times}, run_ns={(1,): sum(times)}
+            )
+            return dataclasses.replace(event, profile=profile)
+        return event
+
+
+class ProfilesInOne(Bent):
+    """Profile runs are cut like all others."""
+
+    def bend_event(self, event: Event) -> Event | None:
+        if isinstance(event, RequestArrived):
+            return dataclasses.replace(event, kind=CursorKind.INFER)
+        return event
 
 
 # 4 work conservation
@@ -373,6 +439,55 @@ class MiscountsPreemptions(Bent):
         return _each(commands, more)
 
 
+class MisreportsWaiting(Bent):
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def wrong(command: Command) -> list[Command]:
+            if not isinstance(command, Finish):
+                return [command]
+            report = dataclasses.replace(command.report, queue_ns=command.report.queue_ns + 1)
+            return [dataclasses.replace(command, report=report)]
+
+        return _each(commands, wrong)
+
+
+class RefusesWithoutCause(Bent):
+    """Says that a queue is full which is not."""
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def refuse(command: Command) -> list[Command]:
+            if not isinstance(command, Admit):
+                return [command]
+            return [Finish(command.request_id, Outcome(OutcomeKind.QUEUE_FULL), RunReport())]
+
+        return _each(commands, refuse)
+
+
+class RefusesTheUnmeasured(Bent):
+    """Says that what was never measured can't be done in time."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        super().__init__(settings)
+        self.unmeasured: set[str] = set()
+        self.deadlines: dict[int, int] = {}
+
+    def bend_event(self, event: Event) -> Event | None:
+        if isinstance(event, ModelReady) and not event.profile.group_ns:
+            self.unmeasured.add(event.model)
+        if isinstance(event, RequestArrived) and event.model in self.unmeasured:
+            self.deadlines[event.request_id] = event.deadline_ns or 0
+        return event
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def refuse(command: Command) -> list[Command]:
+            due_ns = isinstance(command, Admit) and self.deadlines.get(command.request_id)
+            if not isinstance(command, Admit) or not due_ns:
+                return [command]
+            told = Outcome(OutcomeKind.DEADLINE_INFEASIBLE, "who knows", due_ns + 1, due_ns)
+            return [Finish(command.request_id, told, RunReport())]
+
+        return _each(commands, refuse)
+
+
 class IgnoresCancels(Bent):
     def bend_event(self, event: Event) -> Event | None:
         return None if isinstance(event, RequestCancelled) else event
@@ -411,6 +526,18 @@ class SharesFrames(Bent):
             return [command]
 
         return _each(commands, share)
+
+
+class ChangesFrames(Bent):
+    """A cursor goes on in another frame than it began in."""
+
+    def bend_commands(self, commands: list[Command]) -> list[Command]:
+        def move(command: Command) -> list[Command]:
+            if isinstance(command, Launch) and command.slice.first_group:
+                return [Launch(command.slice._replace(frame=command.slice.frame + 1))]
+            return [command]
+
+        return _each(commands, move)
 
 
 class MiscountsSlices(Bent):

@@ -84,6 +84,15 @@ def is_planned(device: DeviceParameters) -> bool:
     return is_bounded(device) and is_free and bool(device.sync_costs)
 
 
+def cuts_layers(device: DeviceParameters) -> bool:
+    return device.settings.slicing is Slicing.LAYER
+
+
+def knows_little(device: DeviceParameters) -> bool:
+    """Some model comes without a profile."""
+    return is_bounded(device) and any(not model.profile.group_ns for model in device.models)
+
+
 def is_shared(device: DeviceParameters) -> bool:
     """Two tenants of equal weight, the favoured one among them, that are never done."""
     return is_bounded(device) and device.is_contended
@@ -112,12 +121,16 @@ BROKEN: list[tuple[Invariant, SchedulerOf, Needs]] = [
     (Invariant.ONE_FINISH, broken.BlamesTheModel, anything),
     (Invariant.ONE_FINISH, broken.MisreportsTime, anything),
     (Invariant.ONE_FINISH, broken.MiscountsPreemptions, anything),
+    (Invariant.ONE_FINISH, broken.MisreportsWaiting, anything),
+    (Invariant.ONE_FINISH, broken.RefusesWithoutCause, anything),
+    (Invariant.ONE_FINISH, broken.RefusesTheUnmeasured, knows_little),
     (Invariant.ONE_FINISH, broken.IgnoresCancels, anything),
     (Invariant.RESOURCES, broken.KeepsFrames, anything),
     (Invariant.RESOURCES, broken.IgnoresReservedFrames, reserves_frames),
     (Invariant.RESOURCES, broken.IgnoresMemory, has_little_memory),
     (Invariant.RESOURCES, broken.IgnoresTheQueueLimit, has_a_short_queue),
     (Invariant.RESOURCES, broken.SharesFrames, anything),
+    (Invariant.RESOURCES, broken.ChangesFrames, anything),
     (Invariant.RESOURCES, broken.MiscountsSlices, anything),
     (Invariant.DRAINING, broken.IgnoresDraining, reloads),
     (Invariant.ONE_FINISH, broken.DrainsBeforeItDecides, reloads),
@@ -131,6 +144,12 @@ BROKEN_WHERE_NO_BOUND_IS: list[tuple[Invariant, SchedulerOf, Needs]] = [
     (Invariant.WINDOWS_AND_BUDGETS, broken.DoesNotWait, stops_and_waits),
     (Invariant.WINDOWS_AND_BUDGETS, broken.SaysAnotherLength, is_planned),
     (Invariant.WINDOWS_AND_BUDGETS, broken.NeverCuts, is_planned),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.SaysAShorterWindow, is_planned),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.IgnoresMeasurements, is_planned),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.NamesAnotherRule, anything),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.MissesALayer, cuts_layers),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.InventsAProfile, knows_little),
+    (Invariant.WINDOWS_AND_BUDGETS, broken.ProfilesInOne, knows_little),
 ]
 
 BROKEN_MORE_WAYS: list[tuple[Invariant, SchedulerOf, Needs]] = [

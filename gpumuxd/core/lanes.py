@@ -78,6 +78,11 @@ class Lanes:
         self.upload = self._by_kind.get(LaneKind.COPY_IN)
 
     @property
+    def live(self) -> int:
+        """How many cursors have groups left to launch, eligible or not."""
+        return sum(state.run_queue.live for state in self.in_order)
+
+    @property
     def has_best_effort(self) -> bool:
         """Does best-effort work wait for the device?"""
         return self.compute is not None and self.compute.run_queue.has_best_effort

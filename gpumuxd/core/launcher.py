@@ -214,7 +214,7 @@ class Launcher:
                 return
             if (
                 cursor.kind in _OWN_KINDS
-                and run_queue.live == 1
+                and self._lanes.live == 1
                 and self._is_held_back(cursor, queue, predicted_ns, now_ns)
             ):
                 self._counters.blocked[_REALTIME_EXPECTED] += 1

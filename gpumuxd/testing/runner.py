@@ -38,8 +38,6 @@ _STEPS_MAX = 200_000
 _TRACE_KEPT = 256
 """Sides of steps that are hashed together. Part of the hash: changing it changes every one."""
 
-_encode = msgspec.msgpack.Encoder().encode
-
 
 class Scheduler(Protocol):
     """The core's contract, so that tests can put something broken in its place."""
@@ -74,13 +72,14 @@ class Trace:
         """One side of one step: the events that came, or the commands that went."""
         self._kept.append((now_ns, what))
         if len(self._kept) >= _TRACE_KEPT:  # one call of the encoder for many steps is cheaper
-            self._encode()
+            self.flush()
 
     def hexdigest(self) -> str:
-        self._encode()
+        self.flush()
         return self._hash.hexdigest()
 
-    def _encode(self) -> None:
+    def flush(self) -> None:
+        """Take what was recorded into the hash and the lines."""
         for now_ns, what in self._kept:
             if self._lines is not None:
                 self._lines += [f"{ms_from_ns(now_ns):12.4f} ms  {one}" for one in what]
@@ -276,10 +275,13 @@ def run(
         for device in parameters.devices
     ]
     going = list(runs)
-    while going:
-        behind = min(going, key=_clock_of) if len(going) > 1 else going[0]
-        if not behind.step():
-            going.remove(behind)
+    try:
+        while going:
+            behind = min(going, key=_clock_of) if len(going) > 1 else going[0]
+            if not behind.step():
+                going.remove(behind)
+    finally:
+        trace.flush()  # who reads the lines of a run that failed looks for the last ones
     fates: dict[str, int] = {}
     for one in runs:
         for kind, count in one.fates.items():

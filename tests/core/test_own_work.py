@@ -1,5 +1,7 @@
 """Profile runs and uploads keep out of the way of REALTIME requests that are expected."""
 
+from itertools import pairwise
+
 import pytest
 
 from gpumuxd.core.launcher import HOLD_BOUNDS
@@ -9,6 +11,7 @@ from tests.core.conversation import (
     BEST_EFFORT,
     COMPUTE,
     COPY_IN,
+    HIGH,
     MS,
     REALTIME,
     US,
@@ -180,3 +183,23 @@ def test_a_hold_ends_with_its_request() -> None:
     talk.say(RequestCancelled(OWN))
     assert talk.outcomes[OWN] is OutcomeKind.CANCELLED
     assert talk.scheduler.next_wakeup_ns() is None
+
+
+def test_who_holds_the_frame_that_a_request_waits_for_is_not_held_back_for_its_sake() -> None:
+    """The request has a lane of its own, so nobody else is in the way of the device."""
+    talk = Conversation(
+        VOICE,
+        ModelReady("new@groups", ModelProfile(8), BEST_EFFORT),
+        lanes=(COMPUTE, HIGH),
+        frames_max=1,
+        frames_reserved=0,
+        preemption_delay_ns_max=BOUND,
+        duration_ns=lambda work: MS if work.model == "voice" else 3 * MS,
+    )
+    talk.run([frame(i) for i in range(FRAMES)], until=LAST + 2 * MS)
+    talk.say(own(CursorKind.PROFILE, LAST + 2 * MS))
+    talk.run([frame(FRAMES)])
+    begun = started(talk)
+    waiting = [at for at in begun if at > LAST + PERIOD]
+    assert len(waiting) > 1, "the request waits for a frame"
+    assert [b - a for a, b in pairwise(waiting)] == [3 * MS] * (len(waiting) - 1)

@@ -7,6 +7,7 @@ the launch is wrong, or None. They know the world as it was before the launch.
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from gpumuxd.core.estimator import BUCKETS_MAX
 from gpumuxd.core.explanation import BOUNDED, LEAST_DELAY, SLO, Explanation
 from gpumuxd.core.statistics import LAXITY_OF
 from gpumuxd.domain import Bucket, CursorKind, PriorityClass, Slice
@@ -134,6 +135,8 @@ class LaunchCheck:
             return "profiles run group by group"
         if not self._world.models[work.model].measured:
             return "what was never measured runs one group at a time"
+        if self._is_unlearnt(work):
+            return None
         slice_ns_max = settings.slice_ns_max if chosen is None else chosen.slice_ns
         if work.predicted_ns > slice_ns_max:
             return f"the longest slice is {slice_ns_max} ns"
@@ -196,6 +199,12 @@ class LaunchCheck:
             is_chosen = told is not None and told.mode == self._modes(priority_class)[0]
             self._asked, self._told = asked, told if is_chosen else None
         return self._told
+
+    def _is_unlearnt(self, work: Slice) -> bool:
+        """Is it of one size too many, of which nothing is kept that could be explained?"""
+        model = self._world.models[work.model]
+        is_told = work.bucket in model.ready.profile.group_ns
+        return self._may_choose() and not is_told and len(model.buckets) > BUCKETS_MAX
 
     def why_wrong_budget(self, work: Slice, bounds_ns: Bounds) -> str | None:
         """Invariant 2, second half: no class may find more in flight that should yield to it.
@@ -273,6 +282,8 @@ class LaunchCheck:
             return _NO_BOUNDS
         request = self._world.requests.get(work.members[0])
         if request is not None and self._chosen(work, request.effective_class) is not None:
+            return _NO_BOUNDS
+        if self._is_unlearnt(work):
             return _NO_BOUNDS
         models = self._world.models.values()
         is_asked = self._world.sync_costs and settings.preemption_delay_ns_max is None

@@ -19,7 +19,16 @@ Bounds = tuple[int | None, ...]
 class SeenModel:
     """A model from its readiness to its release."""
 
-    __slots__ = ("_ends_ns", "cursors", "is_draining", "live", "measured", "ready", "slowest_ns")
+    __slots__ = (
+        "_ends_ns",
+        "buckets",
+        "cursors",
+        "is_draining",
+        "live",
+        "measured",
+        "ready",
+        "slowest_ns",
+    )
 
     def __init__(self, ready: ModelReady) -> None:
         self.ready = ready
@@ -27,6 +36,7 @@ class SeenModel:
         self.live = 0
         self.cursors = 0
         self.measured = bool(ready.profile.group_ns)
+        self.buckets = set(ready.profile.group_ns)  # told or asked for
         self.slowest_ns: dict[Bucket, int] = {}  # the slowest whole run, told or seen
         self._ends_ns: dict[Bucket, tuple[int, ...]] = {}
         for bucket, group_ns in ready.profile.group_ns.items():

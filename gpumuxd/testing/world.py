@@ -144,6 +144,7 @@ class World:
         request.is_admitted = True
         request.model = self.models[arrived.model]
         request.model.live += 1
+        request.model.buckets.add(arrived.bucket)
         tenant = self.tenants.get(arrived.tenant)
         if arrived.priority_class is PriorityClass.REALTIME and tenant is not None:
             within = tenant.take_realtime(now_ns)

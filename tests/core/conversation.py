@@ -21,6 +21,7 @@ from gpumuxd.events import (
     SyncPointReached,
 )
 from gpumuxd.settings import SchedulerSettings
+from gpumuxd.testing.checkers import Checkers
 
 US = 1_000
 MS = 1_000_000
@@ -68,10 +69,17 @@ class Conversation:
         lanes: tuple[Lane, ...] = (COMPUTE,),
         duration_ns: Callable[[Slice], int] | None = None,
         settings: SchedulerSettings | None = None,
+        is_checked: bool = False,
         **changes: object,
     ) -> None:
         chosen = settings or SchedulerSettings(round_trip_ns=0)
-        self.scheduler = DeviceScheduler(replace(chosen, **changes))  # type: ignore[arg-type]  # by name
+        chosen = replace(chosen, **changes)  # type: ignore[arg-type]  # by name
+        self.scheduler = scheduler = DeviceScheduler(chosen)
+        self.checkers: Checkers | None = None
+        if is_checked:
+            self.checkers = Checkers(
+                chosen, scheduler.statistics, scheduler.explain, "a conversation"
+            )
         self.duration_ns = duration_ns or (lambda work: work.predicted_ns or US)
         self.now_ns = 0
         self.commands: list[Command] = []
@@ -85,10 +93,15 @@ class Conversation:
     def say(self, *events: Event, at: int | None = None) -> list[Command]:
         """Handle events together and poll once. Does not run the device up to that time."""
         self.now_ns = self.now_ns if at is None else at
+        checkers = self.checkers
         for event in events:
+            if checkers is not None:
+                checkers.see_event(event, self.now_ns)
             self.scheduler.handle(event, self.now_ns)
         said = self.scheduler.poll(self.now_ns)
         self.commands += said
+        if checkers is not None:
+            checkers.see_commands(said, self.now_ns)
         for command in said:
             match command:
                 case Launch(work):

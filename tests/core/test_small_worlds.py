@@ -4,16 +4,27 @@ Each world is played to its end and must keep what the core promises, whatever t
 arrivals and sync points interleave. Nothing here is drawn; the count of worlds is asserted.
 """
 
-from collections.abc import Iterator
-from itertools import permutations, product
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations, permutations, product
+from typing import Any
 
 import pytest
 
 from gpumuxd.commands import Admit, Finish, Launch, Retire
-from gpumuxd.domain import OutcomeKind, PriorityClass
-from gpumuxd.events import Event, ModelProfile, ModelReady, RequestCancelled, SliceFailed
+from gpumuxd.domain import OutcomeKind, PriorityClass, Slice, SyncCost
+from gpumuxd.events import (
+    DeviceMeasured,
+    Event,
+    ModelProfile,
+    ModelReady,
+    RequestCancelled,
+    SliceFailed,
+)
 from gpumuxd.settings import Order, Slicing
 from tests.core.conversation import BEST_EFFORT, REALTIME, US, Conversation, ready, request
+
+Script = tuple[Event | None, ...]
+"""What is said one after the other; None is the next sync point."""
 
 UNIT = 100 * US
 """Every group takes this long; the bound allows two of them in flight."""
@@ -26,7 +37,7 @@ def conversation(groups: tuple[int, ...], **changes: object) -> Conversation:
     return Conversation(*models, **changes)
 
 
-def play(talk: Conversation, script: tuple[Event | None, ...]) -> None:
+def play(talk: Conversation, script: Script) -> None:
     """None is the next sync point, anything else is said at once; then the rest runs."""
     for event in script:
         if event is None:
@@ -36,7 +47,7 @@ def play(talk: Conversation, script: tuple[Event | None, ...]) -> None:
     talk.run()
 
 
-def interleavings(events: tuple[Event, ...], pauses: int) -> Iterator[tuple[Event | None, ...]]:
+def interleavings(events: tuple[Event, ...], pauses: int) -> Iterator[Script]:
     """Every order of the events with every way to spread `pauses` sync points among them."""
     for order in permutations(events):
         for gaps in product(range(pauses + 1), repeat=len(events)):
@@ -230,3 +241,155 @@ def test_every_start_without_a_profile() -> None:
         talk.run()
         check(talk, {n: sizes[n % 2] for n in range(6)})
         assert talk.of_type(Finish)[-1].outcome.kind is OutcomeKind.COMPLETED
+
+
+# The same with every checker after every step, under every policy
+
+GROUPS = {0: 4, 1: 3, 2: 2}
+"""By request; its number is its class."""
+
+COSTS = (SyncCost(1, 40 * US, 10 * US), SyncCost(2, 2 * US, 10 * US))
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "a stated bound": {"preemption_delay_ns_max": 2 * UNIT},
+    "less than a group": {"preemption_delay_ns_max": UNIT // 2},
+    "no bound asked for": {},
+    "a laxity": {"slo_ns": 5 * UNIT},
+    "a laxity, measured": {"slo_ns": 5 * UNIT, "costs": COSTS},
+    "fewest missed SLOs": {"slo_ns": 2 * UNIT + UNIT // 2, "costs": COSTS},
+    "least delay": {"costs": COSTS},
+    "none": {"slicing": Slicing.NONE},
+    "layer": {"slicing": Slicing.LAYER},
+    "every(2)": {"slicing": Slicing.EVERY, "slicing_operators": 2},
+    "window(1, 2)": {"slicing": Slicing.WINDOW, "slicing_operators": 1, "slicing_window": 2},
+}
+ORDERS: dict[str, dict[str, Any]] = {
+    "policy": {},
+    "with a share": {"best_effort_share_min_ppm": 300_000},
+    "fifo": {"order": Order.FIFO},  # knows no classes, so no share either
+}
+
+
+def watched(
+    policy: str, order: str, duration_ns: Callable[[Slice], int] | None = None
+) -> Conversation:
+    """Three models, one for each request, and checkers that see all of it."""
+    asked = POLICIES[policy] | ORDERS[order]
+    slo_ns, costs = asked.pop("slo_ns", None), asked.pop("costs", ())
+    models: list[Event] = []
+    for number, size in GROUPS.items():
+        times = (UNIT,) * size
+        profile = ModelProfile(size, {(1,): times}, {(1,): sum(times)}, layer_ends=(1, size))
+        is_urgent = number == REALTIME
+        own_slo_ns = slo_ns if is_urgent else None
+        models.append(ModelReady(f"m{size}", profile, PriorityClass(number), own_slo_ns))
+    models += [DeviceMeasured(costs)] if costs else []
+    return Conversation(
+        *models, duration_ns=duration_ns, is_checked=True, frames_reserved=0, **asked
+    )
+
+
+def ends_well(talk: Conversation, script: Script) -> Script | None:
+    """Play it. Not None: up to here, because it pauses where nothing can happen; so it is the same
+    as another one with fewer pauses, and so is every script that begins like that."""
+    for place, event in enumerate(script):
+        if event is not None:
+            talk.say(event)
+        elif talk.step() is None:
+            return script[: place + 1]
+    talk.run()
+    assert talk.checkers is not None
+    talk.checkers.see_end()
+    return None
+
+
+def count_worlds(
+    policy: str, order: str, scripts: Iterable[Script], over_percent: int = 100
+) -> int:
+    """Play all that differ. Every slice takes so much of what is predicted."""
+    worlds, same = 0, set[Script]()
+    for script in scripts:
+        if any(script[:end] in same for end in range(1, len(script))):
+            continue
+        talk = watched(policy, order, lambda work: work.predicted_ns * over_percent // 100)
+        is_as_another = ends_well(talk, script)
+        if is_as_another is None:
+            worlds += 1
+        else:
+            same.add(is_as_another)
+    return worlds
+
+
+def arrivals(deadlines: dict[int, int] | None = None) -> tuple[Event, ...]:
+    due_ns = deadlines or {}
+    return tuple(
+        request(n, f"m{size}", PriorityClass(n), deadline=due_ns.get(n))
+        for n, size in GROUPS.items()
+    )
+
+
+def orders_of_arrivals() -> Iterator[Script]:
+    for count in (1, 2, 3):
+        for chosen in combinations(arrivals(), count):
+            yield from interleavings(chosen, pauses=3)
+
+
+def orders_of_cancels() -> Iterator[Script]:
+    """A cancel before its request arrived is another world without it."""
+    for victim in GROUPS:
+        for place, gaps in product(range(victim + 1, 4), product(range(3), repeat=4)):
+            if sum(gaps) <= 2:
+                events: list[Event] = list(arrivals())
+                events.insert(place, RequestCancelled(victim))
+                script: list[Event | None] = []
+                for gap, event in zip(gaps, events, strict=True):
+                    script += [None] * gap + [event]
+                yield tuple(script)
+
+
+def orders_of_deadlines() -> Iterator[Script]:
+    for victim, half_units in product(GROUPS, range(1, 20, 3)):
+        first, *others = arrivals({victim: half_units * UNIT // 2})
+        yield (first, None, *others)
+
+
+# Arrivals, cancels, deadlines, deadlines where all takes half as long again. With `fifo` nobody is
+# ordered ahead, so all of `adaptive` is one policy.
+WORLDS = """
+a stated bound     | policy       |  83 |  60 |  18 |  18
+a stated bound     | with a share |  83 |  60 |  18 |  18
+less than a group  | policy       |  83 |  59 |  18 |  18
+less than a group  | with a share |  83 |  59 |  18 |  18
+no bound asked for | policy       |  45 |  52 |  18 |  18
+no bound asked for | with a share |  45 |  52 |  18 |  18
+no bound asked for | fifo         |  45 |  52 |  18 |  18
+a laxity           | policy       |  83 |  60 |  18 |  18
+a laxity           | with a share |  83 |  60 |  18 |  18
+a laxity, measured | policy       |  83 |  60 |  18 |  18
+a laxity, measured | with a share |  83 |  60 |  18 |  18
+fewest missed SLOs | policy       |  83 |  59 |  18 |  18
+fewest missed SLOs | with a share |  83 |  59 |  18 |  18
+least delay        | policy       |  83 |  60 |  18 |  18
+least delay        | with a share |  83 |  60 |  18 |  18
+none               | policy       |  45 |  52 |  18 |  18
+none               | with a share |  45 |  52 |  18 |  18
+none               | fifo         |  45 |  52 |  18 |  18
+layer              | policy       |  75 |  59 |  18 |  18
+layer              | fifo         |  75 |  59 |  18 |  18
+every(2)           | policy       |  69 |  59 |  18 |  18
+every(2)           | fifo         |  69 |  59 |  18 |  18
+window(1, 2)       | policy       |  83 |  60 |  18 |  18
+window(1, 2)       | fifo         |  83 |  60 |  18 |  18
+"""
+
+
+@pytest.mark.parametrize("line", WORLDS.strip().splitlines())
+def test_every_order_under_every_policy(line: str) -> None:
+    policy, order, *counts = (cell.strip() for cell in line.split("|"))
+    worlds = (
+        count_worlds(policy, order, orders_of_arrivals()),
+        count_worlds(policy, order, orders_of_cancels()),
+        count_worlds(policy, order, orders_of_deadlines()),
+        count_worlds(policy, order, orders_of_deadlines(), over_percent=150),
+    )
+    assert worlds == tuple(map(int, counts))

@@ -85,18 +85,39 @@ def weighed_ns(delay: Delay, share_ppm: int = PPM) -> int:
     return delay.exec_ns + delay.preempt_ns * share_ppm // PPM
 
 
-def predict_cut(ends_ns: list[int], outstanding_ns_max: int, cost: SyncCost) -> Delay:
+def predict_cut(
+    ends_ns: list[int], outstanding_ns_max: int, cost: SyncCost, round_trip_ns: int = 0
+) -> Delay:
     """The same for the slices that a program is cut into, whatever their lengths. `ends_ns` has
-    when each ends, from the 0 at which the first begins.
+    when each ends, from the 0 at which the first begins. `round_trip_ns` is what a sync point costs
+    with one slice in flight.
 
-    Two differences. The end of the last slice is a sync point too, as in the paper where k divides
-    N. And a slice is launched as a whole, where Deft looks before each kernel whether to go on: so
-    slow launching never keeps less than one slice in the way, and a program that is launch-bound
-    gains by sync points here.
+    Three differences. Where the slices in flight behind one that ends are shorter than the round
+    trip, they do not hide it: the rest is added. The end of the last slice is a sync point too, as
+    in the paper where k divides N. And a slice is launched as a whole, where Deft looks before each
+    kernel whether to go on: so slow launching never keeps less than one slice in the way, and a
+    program that is launch-bound gains by sync points here.
     """
     exec_ns = cost.sync_ns * (len(ends_ns) - 1) + cost.base_ns
+    if cost.window > 1:
+        exec_ns += bared_ns(ends_ns, cost.window, round_trip_ns - cost.sync_ns)
     in_flight_ns = min(worst_in_flight_ns(ends_ns, cost.window), outstanding_ns_max)
     return Delay(exec_ns, max(in_flight_ns, worst_in_flight_ns(ends_ns, 1)))
+
+
+def bared_ns(ends_ns: list[int], window: int, round_trip_ns: int) -> int:
+    """Time of round trips that is not hidden by the `window - 1` slices behind each that ends. What
+    follows the run is taken to hide the last ones."""
+    ends, behind = ends_ns[1:], ends_ns[window:]
+    if round_trip_ns <= 0 or not behind or min(map(sub, behind, ends)) >= round_trip_ns:
+        return 0
+    return sum(
+        [
+            round_trip_ns - last_ns + end_ns
+            for end_ns, last_ns in zip(ends, behind, strict=False)
+            if last_ns - end_ns < round_trip_ns
+        ]
+    )
 
 
 def worst_in_flight_ns(ends_ns: list[int], window: int) -> int:

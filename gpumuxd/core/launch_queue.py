@@ -154,7 +154,9 @@ class LaunchQueue:
         self._passed = passed = self._passed + 1
         if flight.was_idle or passed % MEASURED_EVERY == 0:
             self._measure(flight, started_ns, device_ns, now_ns - end_ns)
-            if not flight.was_idle:
+            # One that came too late shows how short the slices before it were, not what a sync
+            # point costs: `delay_predictor.bared_ns` knows the former.
+            if not flight.was_idle and flight.launched_ns <= before_ns:
                 self.gap_ns = _follow(self.gap_ns, started_ns - before_ns)
 
     def _measure(self, flight: Flight, started_ns: int, device_ns: int, heard_ns: int) -> None:

@@ -155,10 +155,11 @@ def make_plan(basis: Basis, prefix: list[int], outstanding_ns_max: int) -> Slice
     assert basis.costs, "without the cost of a sync point there is nothing to choose by"
     outstanding_ns_max = outstanding_ns_max or prefix[-1]
     best: tuple[tuple[int, int, int, int], int, int, Delay] | None = None
+    round_trip_ns = basis.costs[0].sync_ns if basis.costs[0].window == 1 else 0
     for slice_ns in lengths_ns(prefix):
         ends_ns = cut(prefix, slice_ns)
         for cost in basis.costs:
-            delay = predict_cut(ends_ns, outstanding_ns_max, cost)
+            delay = predict_cut(ends_ns, outstanding_ns_max, cost, round_trip_ns)
             total_ns = weighed_ns(delay, basis.share_ppm)
             if basis.mode is Mode.SLO:
                 missed = _slos_missed(basis, ends_ns, cost, delay)

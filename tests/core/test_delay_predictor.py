@@ -11,6 +11,7 @@ from gpumuxd.core.delay_predictor import (
     GRID,
     PPM,
     Delay,
+    bared_ns,
     choose,
     predict,
     predict_cut,
@@ -186,3 +187,26 @@ def test_a_slice_is_in_the_way_as_a_whole() -> None:
     assert predict_cut(ends(100, 300, 200), 250, two).preempt_ns == 300
     assert predict_cut(ends(100, 300, 200), 450, two).preempt_ns == 450
     assert predict_cut(ends(100, 300, 200), 999, two).preempt_ns == 500
+
+
+@pytest.mark.parametrize(
+    ("slices_ns", "window", "round_trip_ns", "bared"),
+    [
+        ([100, 100, 100], 2, 100, 0),  # one behind is as long as the round trip
+        ([100, 100, 100], 2, 130, 2 * 30),  # and does not hide more than its length
+        ([100, 100, 100], 3, 130, 0),  # two behind do
+        ([300, 20, 300, 20], 2, 100, 2 * 80),  # where a short one is behind
+        ([300, 20, 300, 20], 3, 100, 0),
+        ([20], 2, 100, 0),  # what follows the run is taken to hide its last round trips
+        ([20, 20], 3, 100, 0),
+    ],
+)
+def test_short_slices_do_not_hide_the_round_trip(
+    slices_ns: list[int], window: int, round_trip_ns: int, bared: int
+) -> None:
+    assert bared_ns(ends(*slices_ns), window, round_trip_ns) == bared
+    several = SyncCost(window, 5, 7)
+    delay = predict_cut(ends(*slices_ns), 999, several, round_trip_ns + 5)
+    assert delay.exec_ns == 5 * len(slices_ns) + 7 + bared
+    alone = predict_cut(ends(*slices_ns), 999, several._replace(window=1), round_trip_ns + 5)
+    assert alone.exec_ns == 5 * len(slices_ns) + 7, "with one in flight it is in the cost"

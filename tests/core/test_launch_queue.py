@@ -141,6 +141,18 @@ def test_what_sync_points_cost_is_measured_along_the_way() -> None:
     assert abs(queue.sync_ns_measured[1] - 7 * US) < US, "two in flight: the device's gap"
 
 
+def test_a_launch_that_came_too_late_says_nothing_of_sync_points() -> None:
+    """The slice behind was over before the host had heard of the one before it."""
+    queue, cursor = LaunchQueue(COMPUTE, 8, 300 * US), make_cursor(1)
+    flights, start_ns = [fly(queue, cursor, 20 * US, 0)], 0
+    for _ in range(80):
+        end_ns = start_ns + 20 * US
+        flights.append(fly(queue, cursor, 20 * US, end_ns + 40 * US))
+        queue.passed(flights.pop(0), start_ns, 20 * US, end_ns + 80 * US)
+        start_ns = end_ns + 40 * US
+    assert queue.sync_ns_measured[1] == 0
+
+
 @pytest.mark.parametrize(("fixed", "window_max", "window"), [(1, 4, 1), (3, 4, 3), (3, 2, 2)])
 def test_a_stated_window_stays(fixed: int, window_max: int, window: int) -> None:
     queue = LaunchQueue(COMPUTE, window_max, 300 * US, fixed)

@@ -14,7 +14,7 @@ from gpumuxd.domain import SyncCost
 
 TENS = [10] * 40
 ALONE = (SyncCost(1, 20, 5),)
-TWO = (SyncCost(1, 20, 5), SyncCost(2, 4, 5))
+TWO = (SyncCost(1, 12, 5), SyncCost(2, 4, 5))
 
 
 def prefix(group_ns: list[int]) -> list[int]:

@@ -198,7 +198,7 @@ def test_bounds(
     assert bounds.origin == origin
 
 
-COSTS = (SyncCost(1, 40, 0), SyncCost(2, 8, 0), SyncCost(3, 8, 0))
+COSTS = (SyncCost(1, 18, 0), SyncCost(2, 8, 0), SyncCost(3, 8, 0))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@ PARTS = ("virtual", "live", "served")
 QUICK = ("minilm", "mobilenet-v3", "llama-step", "silero-vad")
 """Four shapes: a transformer, convolutions, many short operators, few."""
 
+TABLE_COLUMNS = 150
+"""Also where the output is no terminal: a dozen columns in eighty are unreadable."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="PART,...", help=f"of {', '.join(PARTS)}")
@@ -46,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def body(bench: Bench) -> None:
     warnings.simplefilter("ignore")  # torch's, of its own deprecations
+    bench.console.width = max(bench.console.width, TABLE_COLUMNS)
     parts = (bench.options.only or ",".join(PARTS)).split(",")
     if unknown := set(parts) - set(PARTS):
         raise SystemExit(f"no such part: {', '.join(sorted(unknown))}")

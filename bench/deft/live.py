@@ -63,8 +63,6 @@ GAP_MS = 40
 
 ROUNDS = 6
 
-TABLE_COLUMNS = 170
-
 ERROR_PERCENT_MAX = 20
 THROUGHPUT_RATIO_MIN = 0.97
 
@@ -313,4 +311,4 @@ def _print(bench: Bench, rows: Sequence[Row]) -> None:
             f"{100 * row.predicted_inflation:.3g}",
             str(row.throughput),
         )
-    bench.console.print(table, width=TABLE_COLUMNS, crop=False)
+    bench.console.print(table)

@@ -63,6 +63,11 @@ def _tradeoff(axes: Axes, looped: Looped) -> None:
     )
     axes.set_yscale("log")
     axes.set_xscale("symlog", linthresh=0.1)
+    axes.set_xlim(left=-0.01)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="y", which="minor", labelsize=7)
     run_ms = looped.role.times.run_ns / NS_PER_MS
     axes.set_title(f"{named(looped.role)}, run {run_ms:.3g} ms", fontsize=10)
     axes.set_xlabel("A's inflation (%)")

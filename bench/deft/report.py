@@ -19,9 +19,6 @@ from bench.deft.virtual import (
 from bench.deft.world import Role
 from bench.harness import Bench, at_least, at_most, percentile
 
-TABLE_COLUMNS = 150
-"""Also where the output is no terminal: a dozen columns in eighty are unreadable."""
-
 WITHIN, WITHIN_PERCENT_MIN = 1.05, 90
 SUM_SAVED_MIN = 28
 MISSES_SAVED_MIN = 14
@@ -144,7 +141,7 @@ def print_policies(bench: Bench, looped: Sequence[Looped], misses: Sequence[Miss
             f"{percentile(over, 50):.2f}",
             *(f"{late[slo][policy]:.1f} %" for slo in SLOS),
         )
-    bench.console.print(table, width=TABLE_COLUMNS, crop=False)
+    bench.console.print(table)
 
 
 def print_models(bench: Bench, looped: Sequence[Looped]) -> None:
@@ -169,7 +166,7 @@ def print_models(bench: Bench, looped: Sequence[Looped]) -> None:
             f"{each.over_best:.2f}",
             *(f"{each.policies[policy].sum_ms:.2f}" for policy in (*RIVALS, NONE)),
         )
-    bench.console.print(table, width=TABLE_COLUMNS, crop=False)
+    bench.console.print(table)
 
 
 def rows_of(looped: Sequence[Looped], misses: Sequence[Misses]) -> list[dict[str, object]]:

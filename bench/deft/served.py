@@ -112,9 +112,9 @@ async def _measure(bench: Bench, folder: Path, loads: Mapping[str, Inputs]) -> d
     async with AsyncExitStack() as stack:
         bench.console.print("starting two daemons, loading three models in each")
         daemons = {name: await _open(stack, folder, name) for name in (NONE, ADAPTIVE)}
-        seconds = bench.pick(8, 3)
+        seconds = bench.pick(6, 3)
         with bench.measuring():
-            for name, is_kept in bench.schedule(list(daemons), bench.pick(4, 1)):
+            for name, is_kept in bench.schedule(list(daemons), bench.pick(3, 1)):
                 await _one_round(bench, daemons[name], loads, seconds if is_kept else 1, is_kept)
         status = await daemons[ADAPTIVE].operator.node_status()
         bound_ms = status.devices[0].bound_ns / NS_PER_MS

@@ -30,11 +30,12 @@ from gpumuxd.programs.segmenter import cut_where_narrow
 from gpumuxd.units import NS_PER_MS
 
 GROUP_TARGET_NS_MIN = 8 * NS_PER_MS
-"""Entering a session takes 0.15 to 0.25 ms after other work has had the caches (0.02 ms in a loop
+"""Entering a session takes 0.15 to 0.2 ms after other work has had the caches (0.02 ms in a loop
 that does nothing else), which must stay a small part of a group: `docs/onnx.md` has figures."""
 
-ENTERING_NS_MAX = 200_000
-"""So much of a unit's time may be that of its session, which a longer group has only once."""
+ENTERING_NS = 150_000
+"""So much of a unit's time is that of entering its session, which a longer group does only once.
+The cheapest unit may take less: it finds in the caches what the one before it left."""
 
 
 class OnnxModel:
@@ -103,9 +104,7 @@ class OnnxModel:
     def cut_by_time(self, unit_ns: Sequence[int], target_ns: int) -> list[int]:
         """Where groups end: no longer than the target, and where few values are alive."""
         widths = [self._costs[end] for end in self._ends]
-        # The cheapest unit does next to nothing but enter its session.
-        entering_ns = min(min(unit_ns), ENTERING_NS_MAX) if len(unit_ns) > 1 else 0
-        inside_ns = [each - entering_ns for each in unit_ns]
+        inside_ns = [max(0, each - ENTERING_NS) for each in unit_ns]
         return cut_where_narrow(inside_ns, max(target_ns, GROUP_TARGET_NS_MIN), widths)
 
     def profile_buckets(self, batch_max: int) -> list[Bucket]:

@@ -4,7 +4,9 @@ A session is one kernel group: it runs on the thread that calls it and on as man
 has, in order, without spinning between runs, and says nothing on stderr. It must not know plans.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from gpumuxd.errors import InvalidModel
@@ -54,3 +56,79 @@ def make_session(
         for name, value in weights.items():
             options.add_initializer(name, value)
     return open_session(model, options)
+
+
+@cache
+def _device() -> Any:
+    """Where all values are: in this process's memory."""
+    device = _bindings().OrtDevice
+    return device(device.cpu(), device.default_memory(), 0)
+
+
+@cache
+def _options() -> Any:
+    """Of every run: one object, which stays in the caches."""
+    return runtime_package().RunOptions()
+
+
+def _bindings() -> Any:
+    """The classes below the package's own, which pass values without converting them."""
+    return runtime_package().capi.onnxruntime_pybind11_state
+
+
+def vector_of(array: Any) -> Any:
+    """A numpy array as a vector of one value of the runtime, over the same memory. It must outlive
+    the vector."""
+    vector = _bindings().OrtValueVector()
+    vector.push_back(_bindings().OrtValue.ortvalue_from_numpy(array, _device()))
+    return vector
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """An input of a session: one of the `count` values of the vector that `maker` (a number)
+    made, which lies in `slot`."""
+
+    name: str
+    slot: int
+    maker: int
+    index: int
+    count: int
+
+
+Run = Callable[[list[Any]], None]
+
+
+def runner(
+    session: Any, feeds: Sequence[Feed], fetches: Mapping[str, int], clears: Sequence[int]
+) -> Run:
+    """Runs a session on values in slots, puts its results there, and clears some slots.
+
+    After other work has had the caches each line of Python and each conversion costs, so there is
+    one function with as little as can be: all results are one vector, which lies in the slot of
+    each, and is handed on as it is to a session that takes just those. `Session.run` would make
+    arrays of all results, and check names. Raises the runtime's own errors.
+    """
+    new_vector, options = _bindings().OrtValueVector, _options()
+    run, devices = session.run_with_ortvaluevector, [_device()] * len(fetches)
+    feeds = sorted(feeds, key=lambda feed: (feed.maker, feed.index))
+    names, reads = [feed.name for feed in feeds], [(feed.slot, feed.index) for feed in feeds]
+    results_of, writes = list(fetches), tuple(fetches.values())
+    is_all_of_one = len({feed.maker for feed in feeds}) == 1 and len(feeds) == feeds[0].count
+    source = feeds[0].slot if is_all_of_one else None
+
+    def run_in_place(slots: list[Any]) -> None:
+        if source is not None:
+            given = slots[source]
+        else:
+            given = new_vector()
+            for slot, index in reads:
+                given.push_back(slots[slot][index])
+        results = new_vector()
+        run(options, names, given, results_of, results, devices)
+        for slot in clears:
+            slots[slot] = None
+        for slot in writes:
+            slots[slot] = results
+
+    return run_in_place

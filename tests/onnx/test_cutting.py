@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from onnx import helper
 
 from gpumuxd.programs.onnx_cutter import Cutter, cut_costs, live_counts, units
 from gpumuxd.programs.onnx_fit import common_multiple, fit_axis, fit_size
+from gpumuxd.programs.onnx_model import OnnxModel
 from gpumuxd.programs.segmenter import cut_where_narrow
 from tests.onnx.support import info, largest_difference, layers, model, opened, read, run, whole
 
@@ -111,3 +113,52 @@ def test_sizes_of_two_symbols_multiply_or_add_and_are_proved_elsewhere() -> None
 )
 def test_multiples(base: int, accepted: list[int], refused: list[int], multiple: int) -> None:
     assert common_multiple(base, accepted, refused) == multiple
+
+
+def test_a_group_enters_one_session_where_its_units_entered_many() -> None:
+    """Units of 1.15 ms are of 1 ms in a group: eight are as long as the target, and not six."""
+    model_ = opened(read(layers(16)))
+    assert model_.node_count == 16
+    assert model_.cut_by_time([1_150_000] * 16, 1) == [8, 16]
+    assert model_.cut_by_time([40_000] * 16, 1) == [16], "no unit is shorter than nothing"
+
+
+def two_outputs() -> OnnxModel:
+    """x -> (a, b), two values of one session; a is read at once, b at the end, x is an output."""
+    nodes = [
+        *(helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Neg", ["a"], ["b"])),
+        *(
+            helper.make_node("MatMul", ["a", "w"], ["c"]),
+            helper.make_node("Add", ["c", "b"], ["y"]),
+        ),
+    ]
+    eye = helper.make_tensor("w", 1, [4, 4], np.eye(4, dtype=np.float32).ravel())
+    shape = ["n", 4]
+    outputs = [info("y", shape), info("b", shape)]
+    return opened(read(model(nodes, [info("x", shape)], outputs, [eye])))
+
+
+def test_a_frame_counts_what_its_vectors_keep_and_gives_results_that_outlive_it() -> None:
+    model_ = two_outputs()
+    program = model_.grouped_program([1, 2])
+    x = torch.arange(8, dtype=torch.float32).reshape(2, 4)
+    slots = program.start([x])
+    assert program.bytes_held(slots) == x.nbytes
+    program.groups[0](slots)
+    assert program.bytes_held(slots) == 2 * x.nbytes, "a and b; x is read by nobody any more"
+    program.groups[1](slots)
+    assert program.bytes_held(slots) == 3 * x.nbytes, "a is in one vector with b, an output"
+    y, b = program.outputs(slots)
+    del slots
+    assert y.tolist() == (x - x).tolist()
+    assert b.tolist() == (-x).tolist()
+
+
+def test_two_frames_of_one_program_do_not_share_values() -> None:
+    program = two_outputs().grouped_program([1, 2])
+    first, second = (program.start([torch.full((1, 4), value)]) for value in (1.0, 2.0))
+    for group in program.groups:
+        group(first)
+        group(second)
+    assert program.outputs(first)[1].tolist() == [[-1.0] * 4]
+    assert program.outputs(second)[1].tolist() == [[-2.0] * 4]

@@ -79,7 +79,11 @@ def test_a_field_that_was_never_set_stays_unset() -> None:
         assert freeze(copy) == freeze(device.scheduler)
 
 
-@pytest.mark.parametrize("value", [object(), Box(), print, [lambda: 1], iter(()), b"x"], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [object(), Box(), print, [lambda: 1], iter(()), b"x"],
+    ids=["object", "foreign class", "built-in", "function", "iterator", "bytes"],
+)
 def test_what_is_no_part_of_a_scheduler_is_refused_with_its_place(value: object) -> None:
     scheduler = DeviceScheduler(SchedulerSettings())
     scheduler._draining = value

@@ -4,14 +4,22 @@ More: `make sim SEED=1000 SEEDS=5000`. A seed that fails here for a reason worth
 `test_regressions.py`, with a sentence.
 """
 
+from collections import Counter
+
 import pytest
 
-from gpumuxd.settings import Slicing
-from gpumuxd.testing.runner import run
+from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.core.eligibility import Blocked
+from gpumuxd.core.estimator import BUCKETS_MAX
+from gpumuxd.domain import OutcomeKind
+from gpumuxd.settings import SchedulerSettings, Slicing
+from gpumuxd.testing.parameters import PPM
+from gpumuxd.testing.runner import Scheduler, run
 from gpumuxd.testing.swarm import draw
 
 SEEDS = 200
 SEEDS_PER_TEST = 20
+SEEDS_WITH_MUCH = (157, 6, 53, 68, 14)
 
 
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, SEEDS_PER_TEST))
@@ -81,8 +89,92 @@ def test_the_worlds_differ_and_visit_their_extremes() -> None:
         "models without a profile": any(
             not model.profile.group_ns for device in devices for model in device.models
         ),
+        "preemption weighed by arrivals": any(
+            device.sync_costs and device.settings.weigh_preemption_by_arrivals for device in devices
+        ),
+        "devices measured twice, for fewer windows": any(
+            len(costs) < len(device.sync_costs)
+            for device in devices
+            for _, costs in device.measured_again
+        ),
+        "costs of sync points from next to nothing to most of a millisecond": _has_both(
+            [cost.sync_ns for device in devices for cost in device.sync_costs], 1_000, 300_000
+        ),
+        "launches that take longer than groups": any(
+            device.launch_cost_ns > max(min(times) for times in model.group_ns.values())
+            for device in devices
+            for model in device.models
+        ),
+        "what piles up when groups are launched freely": any(
+            device.sync_costs and model.profile.outstanding_ns
+            for device in devices
+            for model in device.models
+        ),
+        "everything slower, everything faster": _has_both(
+            [ppm for one in faults for _, ppm in one.clocks], PPM // 2, 2 * PPM
+        ),
+        "loads that run out of memory": any(one.starved for one in faults),
     }.items():
         assert seen, what
+
+
+def test_models_visit_their_extremes() -> None:
+    pairs = [
+        (device, model)
+        for seed in range(1, SEEDS + 1)
+        for device in draw(seed).devices
+        for model in device.models
+    ]
+    dimensions = {len(bucket) for _, model in pairs for bucket in model.group_ns}
+    for what, seen in {
+        "shapes of one to three dimensions": dimensions == {1, 2, 3},
+        "sizes that nobody profiled": any(
+            model.profile.group_ns and model.group_ns.keys() - model.profile.group_ns.keys()
+            for _, model in pairs
+        ),
+        "more sizes than are learnt": any(len(model.group_ns) > BUCKETS_MAX for _, model in pairs),
+        "an SLO that can't be met": any(
+            model.slo_ns is not None and model.slo_ns < min(map(sum, model.group_ns.values()))
+            for _, model in pairs
+        ),
+        "a tight SLO": any(
+            model.slo_ns is not None
+            and 1.0 < model.slo_ns / max(map(sum, model.group_ns.values())) < 1.3
+            for _, model in pairs
+        ),
+        "no SLO": any(model.slo_ns is None for _, model in pairs),
+        "a group longer than the bound": any(
+            (device.settings.preemption_delay_ns_max or device.settings.slice_ns_max)
+            < max(max(times) for times in model.group_ns.values())
+            for device, model in pairs
+        ),
+        "estimates wrong by a factor": any(
+            model.estimates.startswith("wrong") for _, model in pairs
+        ),
+    }.items():
+        assert seen, what
+
+
+def test_what_is_drawn_happens_too() -> None:
+    """Every fate, every reason to wait, every exception: in some that were picked because they show
+    much. If one does not any more, look for another among the fixed seeds."""
+    fates, blocked, told = set[str](), set[str](), Counter[str]()
+    for seed in SEEDS_WITH_MUCH:
+        made: list[DeviceScheduler] = []
+
+        def remember(settings: SchedulerSettings, made: list[DeviceScheduler] = made) -> Scheduler:
+            made.append(DeviceScheduler(settings))
+            return made[-1]
+
+        fates |= run(draw(seed), remember, check=()).fates.keys()
+        for statistics in (one.statistics() for one in made):
+            blocked |= {reason for reason, count in statistics.blocked if count}
+            told["grants"] += statistics.best_effort_grants
+            told["rescales"] += statistics.rescales
+            told["preemptions"] += statistics.preemptions
+    assert fates == {*OutcomeKind}
+    assert blocked == {*Blocked}
+    assert min(told[name] for name in ("grants", "rescales", "preemptions")) > 0, told
 
 
 def _has_both(values: list[int], low: int, high: int) -> bool:

@@ -44,6 +44,7 @@ TOLD_NS = {
     "one long group": TRUE_NS["one long group"],
 }
 CLASS_MAX = {"one long group": PriorityClass.STANDARD}
+SLO_NS = {"exact": 4 * MS, "slower than told": MS, "one long group": 1}
 REST_STEPS_MAX = 2_000
 
 chosen_settings = st.builds(
@@ -56,6 +57,7 @@ chosen_settings = st.builds(
     frames_max=st.integers(2, 8),
     frames_reserved=st.integers(0, 1),
     best_effort_share_min_ppm=st.sampled_from([0, 50_000, 400_000]),
+    weigh_preemption_by_arrivals=st.booleans(),
     queue_requests_max=st.sampled_from([3, 1_000]),
 )
 
@@ -76,8 +78,9 @@ class DeviceMachine(RuleBasedStateMachine):
         self.in_flight: dict[int, Slice] = {}
         self.is_lost = False
 
-    @initialize(chosen=chosen_settings, measured=st.booleans())
-    def begin(self, chosen: SchedulerSettings, measured: bool) -> None:
+    @initialize(chosen=chosen_settings, measured=st.booleans(), has_slo=st.booleans())
+    def begin(self, chosen: SchedulerSettings, measured: bool, has_slo: bool) -> None:
+        self.has_slo = has_slo
         self.scheduler = DeviceScheduler(chosen)
         self.checkers = Checkers(
             chosen, self.scheduler.statistics, self.scheduler.explain, "stateful"
@@ -95,7 +98,8 @@ class DeviceMachine(RuleBasedStateMachine):
         profile = ModelProfile(
             len(TRUE_NS[name]), group_ns, {b: sum(t) for b, t in group_ns.items()}
         )
-        return ModelReady(key, profile, CLASS_MAX.get(name, PriorityClass.REALTIME), None, 10, 10)
+        slo_ns = SLO_NS.get(name) if self.has_slo else None
+        return ModelReady(key, profile, CLASS_MAX.get(name, PriorityClass.REALTIME), slo_ns, 10, 10)
 
     def say(self, *events: Event) -> None:
         """Handle these, poll once, and carry out what comes."""
@@ -113,7 +117,7 @@ class DeviceMachine(RuleBasedStateMachine):
     def launch(self, work: Slice) -> None:
         times = TRUE_NS[self.name_of[work.model]]
         started_ns = max(self.now_ns, self.free_ns)
-        device_ns = sum(times[work.first_group : work.end_group])
+        device_ns = work.bucket[0] * sum(times[work.first_group : work.end_group])
         self.free_ns = started_ns + device_ns
         self.in_flight[work.slice_id] = work
         passed = SyncPointReached(work.slice_id, started_ns, device_ns)
@@ -125,6 +129,7 @@ class DeviceMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["a", "b"]),
         deadline_ns=st.sampled_from([None, None, MS, 3 * MS, 20 * MS]),
         count=st.integers(1, 3),
+        rows=st.sampled_from([1, 1, 2]),  # two were never profiled
     )
     def arrive(
         self,
@@ -133,6 +138,7 @@ class DeviceMachine(RuleBasedStateMachine):
         tenant: str,
         deadline_ns: int | None,
         count: int,
+        rows: int,
     ) -> None:
         highest = CLASS_MAX.get(name, PriorityClass.REALTIME)
         events = []
@@ -141,7 +147,7 @@ class DeviceMachine(RuleBasedStateMachine):
             due_ns = None if deadline_ns is None else self.now_ns + deadline_ns
             key, asked = self.loaded.get(name, "gone"), min(priority_class, highest)
             events.append(
-                RequestArrived(self.request_id, tenant, key, asked, (1,), self.now_ns, due_ns)
+                RequestArrived(self.request_id, tenant, key, asked, (rows,), self.now_ns, due_ns)
             )
         self.say(*events)
 
@@ -188,6 +194,11 @@ class DeviceMachine(RuleBasedStateMachine):
             self.say(ModelDraining(self.loaded.pop(name)))
             if comes_back and not self.is_lost:
                 self.say(self.ready(name))
+
+    @rule(sync_ns=st.sampled_from([0, 1, 40 * US, MS]), windows=st.integers(1, 4))
+    def measure_device(self, sync_ns: int, windows: int) -> None:
+        costs = tuple(SyncCost(d, sync_ns // d, 9 * US) for d in range(1, windows + 1))
+        self.say(DeviceMeasured(costs))
 
     @rule(tenant=st.sampled_from(["a", "b"]), weight=st.integers(1, 3), rate=st.booleans())
     def change_tenant(self, tenant: str, weight: int, rate: bool) -> None:

@@ -4,7 +4,7 @@ A process of its own, because reading an artifact next to the device loop moved 
 0.1 to about 100 ms, and because a reader of foreign bytes should have nothing to lose: it has no
 descriptor but the channel and the artifact, bounds its own memory, time and file sizes, gives up
 files, processes and connections before it looks at the artifact (`wire/sandbox.py`), and dies with
-its parent. It never imports torch.
+its parent, the starter that forks it (`starter.py`). It never imports torch.
 
 The answer to one Read frame is ReadDone with the plan and the weights in two sealed memfds, or
 ReadFailed with a reason for the artifact's owner.
@@ -63,18 +63,22 @@ REASON_CHARS_MAX = 2000
 """A reason travels in one frame and ends in an error message."""
 
 
-def main(arguments: list[str]) -> int:
-    """`python -m gpumuxd.loader <fd>`; the exit status is 0 whenever an answer was sent."""
-    if len(arguments) != 1 or not arguments[0].isdecimal():
-        print("usage: python -m gpumuxd.loader <fd of a SOCK_SEQPACKET socket>", file=sys.stderr)
-        return 2
+def run(channel_fd: int, parent_pid: int) -> int:
+    """A loader's life; its exit status is 0 whenever an answer was sent."""
     try:
-        set_parent_death_signal()
-        with Channel.from_fd(int(arguments[0])) as channel:
+        set_parent_death_signal(parent_pid)
+        with Channel.from_fd(channel_fd) as channel:
             serve(channel)
     except (ChannelClosed, ParentGone):
         return 1  # Nobody is left to tell.
     return 0
+
+
+def prepare() -> None:
+    """All that Python would open later, when a loader may no more: a data file, and the encoding
+    of names in a zip file that are not said to be UTF-8."""
+    allow_list()
+    codecs.lookup("cp437")
 
 
 def serve(channel: Channel) -> None:
@@ -195,10 +199,7 @@ def limit_resources(
 def give_up_rights(policy: Policy) -> None:
     """From here on: no process, connection, file or right that an ordinary account would have."""
     parent_pid = os.getppid()
-    # All that Python would open later, when it may no more: a data file, and the encoding of
-    # names in a zip file that are not said to be UTF-8.
-    allow_list()
-    codecs.lookup("cp437")
+    prepare()
     confinement = confine(policy)
     for measure, reason in confinement.missing:
         print(f"gpumuxd.loader: this machine has no {measure} for it: {reason}", file=sys.stderr)

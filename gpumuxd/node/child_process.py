@@ -1,4 +1,4 @@
-"""One process that the parent started: a device child or a loader.
+"""One process that the parent started: a device child or the starter of loaders.
 
 Its death is an event on a descriptor (pidfd), never polled for, and killing it can't hit another
 process that got its number. It must not know what is said over the socket.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 import gpumuxd
+from gpumuxd.wire.starting import how_ended
 
 _PACKAGE_PARENT = str(Path(gpumuxd.__file__).resolve().parent.parent)
 
@@ -33,11 +34,8 @@ _DAEMON_ONLY = (
 """Said by systemd to the parent and to nobody else."""
 
 
-class Child(Protocol):
-    """What the parent may do with a process it started."""
-
-    @property
-    def pid(self) -> int: ...
+class Mortal(Protocol):
+    """What the parent may do with a process that runs for it."""
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
@@ -54,6 +52,13 @@ class Child(Protocol):
     def close(self) -> None:
         """Close the descriptor; the process must have been reaped."""
         ...
+
+
+class Child(Mortal, Protocol):
+    """A process that the parent started itself."""
+
+    @property
+    def pid(self) -> int: ...
 
 
 Spawn = Callable[[socket.socket, Mapping[str, str]], Child]
@@ -80,10 +85,7 @@ class ChildProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def reap(self) -> str:
-        code = self._process.wait()
-        if code >= 0:
-            return f"exit code {code}"
-        return f"signal {signal.Signals(-code).name}"
+        return how_ended(self._process.wait())
 
     def close(self) -> None:
         assert self._process.returncode is not None, "reap before close"
@@ -134,7 +136,7 @@ def yield_to_others(pid: int) -> None:
 
 
 SPAWN_DEVICE = spawn_module("gpumuxd.device")
-SPAWN_LOADER = spawn_module("gpumuxd.loader", is_background=True)
+SPAWN_STARTER = spawn_module("gpumuxd.loader", is_background=True)
 
 
 def device_environment(threads: int) -> dict[str, str]:

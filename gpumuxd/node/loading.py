@@ -19,19 +19,22 @@ from gpumuxd.errors import GpumuxdError, InvalidModel, ModelNotReady
 from gpumuxd.models.files import FileStamp
 from gpumuxd.models.spec import ModelSpec
 from gpumuxd.node.artifact_file import ArtifactFiles
-from gpumuxd.node.child_process import Child, Spawn, loader_environment, yield_to_others
+from gpumuxd.node.child_process import Mortal, yield_to_others
+from gpumuxd.node.loader_starter import STARTER_ENDED, SpawnLoader
 from gpumuxd.node.settings import LoaderSettings
 from gpumuxd.node.spec_check import check_spec
 from gpumuxd.units import MIB, NS_PER_S
 from gpumuxd.wire import frames
 from gpumuxd.wire.channel import Channel, ChannelClosed, ChannelError
+from gpumuxd.wire.starting import NO_PROCESS
 
-EXIT_S_MAX = 1.0
-"""A loader that closed its channel is gone in this time."""
+EXIT_S_MAX = 10.0
+"""A loader that closed its channel is gone in this time, though it and its starter yield to all."""
 
-KILLED_FROM_OUTSIDE = frozenset(
-    f"signal {name}" for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-)
+KILLED_FROM_OUTSIDE = {
+    STARTER_ENDED,
+    *(f"signal {name}" for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")),
+}
 """Its own limits end it with other signals (`loader/main.py`)."""
 
 
@@ -77,7 +80,7 @@ class LoadedArtifact:
 class Loading:
     """Starts loaders, a few at a time."""
 
-    def __init__(self, settings: LoaderSettings, spawn: Spawn) -> None:
+    def __init__(self, settings: LoaderSettings, spawn: SpawnLoader) -> None:
         self._settings = settings
         self._spawn = spawn
         self._slots = asyncio.Semaphore(settings.loaders_max)
@@ -122,9 +125,9 @@ class Loading:
         finally:
             channel.close()
 
-    def _start(self, peer: socket.socket) -> Child:
+    def _start(self, peer: socket.socket) -> Mortal:
         try:
-            return self._spawn(peer, loader_environment())
+            return self._spawn(peer)
         except OSError as error:
             raise ModelNotReady(f"no process to read it with: {error.strerror}") from error
 
@@ -200,17 +203,18 @@ async def _receive(channel: Channel) -> tuple[frames.AnyFrame, list[int]]:
             loop.remove_reader(channel.fileno())
 
 
-async def _end(child: Child) -> None:
-    """Kill and reap. What it had to say was said; also when our own task is being cancelled."""
+async def _end(child: Mortal) -> None:
+    """Kill and reap. What it had to say was said; also when our own task is being cancelled, which
+    does not wait for its end."""
     try:
         child.kill()
         await _wait_ended(child)
     finally:
-        child.reap()  # at most the moment that SIGKILL takes
+        child.reap()
         child.close()
 
 
-async def _wait_ended(child: Child) -> None:
+async def _wait_ended(child: Mortal) -> None:
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     loop.add_reader(child.fileno(), _set_done, ended)
@@ -220,7 +224,7 @@ async def _wait_ended(child: Child) -> None:
         loop.remove_reader(child.fileno())
 
 
-async def _how_ended(child: Child) -> str:
+async def _how_ended(child: Mortal) -> str:
     """How a loader ended that closed its channel. One that lives on has lost its mind."""
     try:
         async with asyncio.timeout(EXIT_S_MAX):
@@ -233,6 +237,8 @@ async def _how_ended(child: Child) -> str:
 def _why_ended(how: str) -> GpumuxdError:
     """A loader that somebody killed (the kernel for want of memory, an operator) says nothing of
     its artifact. One that crashed or reached its own limits does."""
+    if how.startswith(NO_PROCESS):
+        return ModelNotReady(f"{how[: len(NO_PROCESS)]} to read it with{how[len(NO_PROCESS) :]}")
     if how in KILLED_FROM_OUTSIDE:
         return ModelNotReady(f"the process that read its artifact was killed ({how}); retry")
     return InvalidModel(f"its artifact made the loader crash ({how})")

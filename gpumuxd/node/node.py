@@ -40,11 +40,12 @@ from gpumuxd.node.api import (
     RecordingEnd,
     Tenant,
 )
-from gpumuxd.node.child_process import SPAWN_DEVICE, SPAWN_LOADER, Spawn
+from gpumuxd.node.child_process import SPAWN_DEVICE, Spawn
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.explaining import explain_model
 from gpumuxd.node.journal import Journal
 from gpumuxd.node.limits import Limits, Ticket
+from gpumuxd.node.loader_starter import LoaderStarter, SpawnLoader
 from gpumuxd.node.loading import Loading
 from gpumuxd.node.model_page import model_detail
 from gpumuxd.node.model_table import Replica
@@ -74,10 +75,11 @@ class Node:
         settings: NodeSettings,
         clock: Clock = monotonic_ns,
         spawn_device: Spawn = SPAWN_DEVICE,
-        spawn_loader: Spawn = SPAWN_LOADER,
+        spawn_loader: SpawnLoader | None = None,
         on_readiness: Callable[[bool], None] = lambda is_ready: None,
     ) -> None:
-        """`on_readiness` hears of each change of `is_ready`."""
+        """`on_readiness` hears of each change of `is_ready`. Loaders come from a starter of its
+        own unless told otherwise."""
         self.tenants = TenantDirectory(settings.tenants)
         self._settings = settings
         self._clock = clock
@@ -102,6 +104,10 @@ class Node:
         }
         assert len(self._devices) == len(settings.devices), "device names are unique"
         is_polling = settings.repository_mode is RepositoryMode.POLL
+        self._loader_starter: LoaderStarter | None = None
+        if spawn_loader is None:
+            self._loader_starter = LoaderStarter(settings.restart, clock)
+            spawn_loader = self._loader_starter.spawn
         self._journal = Journal(None if is_polling else settings.journal_path)
         self._registry = Registry(
             [Repository(path) for path in settings.repository_paths],
@@ -129,6 +135,8 @@ class Node:
     async def start(self) -> None:
         """Start all devices; return when each is up. Raises DeviceLost when one can't start."""
         await self._journal.open()
+        if self._loader_starter is not None:
+            self._loader_starter.start()
         results = await asyncio.gather(
             *(device.start() for device in self._devices.values()), return_exceptions=True
         )
@@ -170,6 +178,8 @@ class Node:
                 device.kill()
         await asyncio.gather(*(device.stop() for device in self._devices.values()))
         await self._registry.close()
+        if self._loader_starter is not None:
+            self._loader_starter.close()
 
     @property
     def requests_in_flight(self) -> int:

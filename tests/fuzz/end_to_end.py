@@ -31,8 +31,8 @@ from tests.device import support
 from tests.device.support import SETTINGS, DeviceChild, LoadedArtifact
 from tests.fuzz.mutate import mutate_archive
 from tests.fuzz.programs import draw_archive, inputs
-from tests.loader import test_loader
-from tests.loader.test_loader import Process
+from tests.loader import harness
+from tests.loader.harness import one_loader
 from tests.models import archives
 
 FINDINGS = Path("build/fuzz")
@@ -131,15 +131,11 @@ class EndToEnd:
     def _read(self, data: bytes) -> LoadedArtifact | None:
         """Through a real loader; None if it was refused."""
         self._path.write_bytes(data)
-        process = Process()
-        fd = os.open(self._path, os.O_RDONLY)
-        try:
-            answer, fds = process.ask(fd, 64 * MIB)
-        except ChannelClosed as error:
-            raise Finding(f"the loader gave no answer ({process.popen.wait()})") from error
-        finally:
-            os.close(fd)
-            process.close()
+        with self._path.open("rb") as file, one_loader() as loader:
+            try:
+                answer, fds = loader.ask(file.fileno(), 64 * MIB)
+            except ChannelClosed as error:
+                raise Finding(f"the loader gave no answer ({loader.how_ended()})") from error
         if not isinstance(answer, ReadDone):
             return None
         self.counts.read += 1
@@ -220,7 +216,7 @@ def main() -> int:
     options = parser.parse_args()
     FINDINGS.mkdir(parents=True, exist_ok=True)
     support.WAIT_S = ANSWER_S_MAX
-    test_loader.TIMEOUT_S = int(ANSWER_S_MAX)
+    harness.TIMEOUT_S = int(ANSWER_S_MAX)
     print(f"SEED={options.seed}", flush=True)
     fuzz = EndToEnd(options.seed, settings())
     try:

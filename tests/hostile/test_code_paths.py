@@ -22,7 +22,7 @@ from gpumuxd.errors import InvalidModel
 from gpumuxd.models.pt2 import Artifact
 from gpumuxd.wire.frames import ModelFailed, ModelReleased, ReadDone, ReadFailed
 from tests.device.support import DeviceChild, read_artifact
-from tests.loader.test_loader import Process
+from tests.loader.harness import one_loader
 from tests.models import archives
 
 
@@ -218,17 +218,12 @@ def torch_script(marker: Path) -> bytes:
 
 
 def ask_loader(path: Path) -> ReadDone | ReadFailed:
-    process = Process()
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        answer, fds = process.ask(fd)
-        for made in fds:
-            os.close(made)
-        assert isinstance(answer, ReadDone | ReadFailed)
-        return answer
-    finally:
-        os.close(fd)
-        process.close()
+    with path.open("rb") as file, one_loader() as loader:
+        answer, fds = loader.ask(file.fileno())
+    for made in fds:
+        os.close(made)
+    assert isinstance(answer, ReadDone | ReadFailed)
+    return answer
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,21 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from gpumuxd.clock import monotonic_ns
 from gpumuxd.errors import GpumuxdError, InvalidModel, ModelNotReady
-from gpumuxd.node.child_process import SPAWN_LOADER, Child, ChildProcess
+from gpumuxd.node.child_process import SPAWN_STARTER, Child, ChildProcess
+from gpumuxd.node.loader_starter import LoaderStarter
 from gpumuxd.node.loading import Loading
-from gpumuxd.node.settings import LoaderSettings
+from gpumuxd.node.settings import LoaderSettings, RestartSettings
 from gpumuxd.units import MIB, NS_PER_S
 from gpumuxd.wire.frames import ReadFailed
 from tests.hostile.zips import Entry, build
-from tests.loader.test_loader import TIMEOUT_S, Process
+from tests.loader.harness import TIMEOUT_S, Starter, starter_command
 from tests.models import archives
 
 
@@ -29,30 +30,31 @@ def artifact(tmp_path: Path) -> Path:
 
 
 class Brought:
-    """Spawns loaders that the artifact does something to, the first time; then ordinary ones."""
+    """Spawns a starter to whose loaders the artifact does something; then ordinary ones."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self.pids: list[int] = []
+    def __init__(self, what: str, pid_path: Path) -> None:
+        self._changes = (
+            "def read(*_):\n"
+            f"    {what}\n"
+            "def note_pid(*arguments):\n"
+            f"    open({str(pid_path)!r}, 'w').write(str(os.getpid()))\n"
+            "    return run(*arguments)\n"
+            "loader.read = read\n"
+            "loader.run = note_pid\n"
+        )
+        self.count = 0
 
     def __call__(self, peer: socket.socket, environment: Mapping[str, str]) -> Child:
-        if self.pids:
-            return SPAWN_LOADER(peer, environment)
-        program = (
-            "import os, signal, sys\n"
-            "from gpumuxd.loader import main as loader\n"
-            "def read(*_):\n"
-            f"    {self._what}\n"
-            "loader.read = read\n"
-            "sys.exit(loader.main(sys.argv[1:]))\n"
-        )
+        self.count += 1
+        if self.count > 1:
+            return SPAWN_STARTER(peer, environment)
+        fd = peer.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-c", program, str(peer.fileno())],
-            pass_fds=(peer.fileno(),),
+            [*starter_command(self._changes), str(fd)],
+            pass_fds=(fd,),
             env=dict(environment),
             stderr=subprocess.DEVNULL,
         )
-        self.pids.append(process.pid)
         return ChildProcess(process)
 
 
@@ -74,16 +76,24 @@ class Brought:
 async def test_it_is_an_error_of_this_load_alone(
     what: str, error: type[GpumuxdError], reason: str, artifact: Path
 ) -> None:
-    spawn = Brought(what)
+    pid_path = artifact.with_name("pid")
+    spawn = Brought(what, pid_path)
+    starter = LoaderStarter(RestartSettings(), monotonic_ns, spawn)
     seconds = 3 if "pause" in what else TIMEOUT_S
-    loading = Loading(LoaderSettings(read_ns_max=seconds * NS_PER_S), spawn)
-    with pytest.raises(error, match=reason):
-        await loading.read(artifact)
-    with pytest.raises(ProcessLookupError):
-        os.kill(spawn.pids[0], 0)
-    if "SIGSEGV" in what:  # one is enough: an ordinary loader yields to all else on the machine
-        async with asyncio.timeout(TIMEOUT_S):
-            (await loading.read(artifact)).close()
+    loading = Loading(LoaderSettings(read_ns_max=seconds * NS_PER_S), starter.spawn)
+    try:
+        with pytest.raises(error, match=reason):
+            await loading.read(artifact)
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid_path.read_text()), 0)
+        # What crashed knows something of the memory of its starter's other loaders.
+        is_orderly = "pause" in what or "bytearray" in what
+        assert spawn.count == (1 if is_orderly else 2)
+        if "SIGSEGV" in what:  # one is enough: an ordinary loader yields to all else
+            async with asyncio.timeout(TIMEOUT_S):
+                (await loading.read(artifact)).close()
+    finally:
+        starter.close()
 
 
 LARGE = [
@@ -108,26 +118,26 @@ def test_a_directory_of_many_members_costs_little(tmp_path: Path) -> None:
 
 
 LOOKS_AT_ITSELF = """
-import sys
-status = open("/proc/self/status")  # later it may open nothing
-from gpumuxd.loader.main import main
-code = main(sys.argv[1:])
-print(next(line for line in status if line.startswith("VmHWM:")), file=sys.stderr)
-sys.exit(code)
+def look(*arguments):
+    status = open("/proc/self/status")  # later it may open nothing
+    code = run(*arguments)
+    print(next(line for line in status if line.startswith("VmHWM:")), file=sys.stderr)
+    return code
+loader.run = look
 """
 
 
 def peak_bytes(path: Path) -> int:
     """The most memory a loader had that refuses an artifact. By itself: what the kernel tells of
-    a child that has ended counts what the parent had when it forked."""
-    process = Process(sys.executable, "-c", LOOKS_AT_ITSELF)
+    a child that has ended counts what its parent had when it forked."""
+    starter = Starter(LOOKS_AT_ITSELF)
     fd = os.open(path, os.O_RDONLY)
     try:
-        answer, _ = process.ask(fd)
+        loader = starter.load()
+        answer, _ = loader.ask(fd)
         assert isinstance(answer, ReadFailed), answer
-        _, errors = process.popen.communicate(timeout=TIMEOUT_S)
-        assert process.popen.returncode == 0, errors
-        return int(errors.split()[1]) * 1024
+        assert loader.how_ended() == "exit code 0", starter.finish()
+        return int(starter.finish().split()[1]) * 1024
     finally:
         os.close(fd)
-        process.close()
+        starter.close()

@@ -17,7 +17,7 @@ from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import COMPLETED, Outcome, RunReport
 from gpumuxd.models.spec import ModelSpec, Symbol, TensorSpec
 from gpumuxd.node.api import InferCall, InputTensor, Tenant
-from gpumuxd.node.child_process import Child
+from gpumuxd.node.child_process import Child, Mortal
 from gpumuxd.node.tenants import DEFAULT_TENANT
 from gpumuxd.wire import frames
 from gpumuxd.wire.arena import ArenaMap
@@ -236,8 +236,7 @@ class FakeLoader:
         self.answer: Callable[[Channel, bytes], None] = self.read_well
         self.on_read: Callable[[], None] = lambda: None
 
-    def spawn(self, peer: socket.socket, environment: Mapping[str, str]) -> Child:
-        assert "NOTIFY_SOCKET" not in environment
+    def spawn(self, peer: socket.socket) -> Mortal:
         if self.refusals:
             self.refusals -= 1
             raise BlockingIOError(errno.EAGAIN, "too many")

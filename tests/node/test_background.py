@@ -1,14 +1,19 @@
-"""A loader takes the processor time that nobody else wants."""
+"""Loaders take the processor time that nobody else wants."""
 
 import os
 
-from gpumuxd.node.child_process import LOADER_NICE, SPAWN_LOADER, loader_environment, spawn_module
+from gpumuxd.node.child_process import (
+    LOADER_NICE,
+    SPAWN_STARTER,
+    Spawn,
+    loader_environment,
+    spawn_module,
+)
 from gpumuxd.wire.channel import Channel
 
 
-def scheduling(spawned_as_loader: bool) -> tuple[int, int]:
-    """Niceness and policy of a child right after its start."""
-    spawn = SPAWN_LOADER if spawned_as_loader else spawn_module("gpumuxd.loader")
+def scheduling(spawn: Spawn) -> tuple[int, int]:
+    """Niceness and policy of a child right after its start, which those that it forks have too."""
     channel, peer = Channel.pair()
     with peer:
         child = spawn(peer, loader_environment())
@@ -22,6 +27,6 @@ def scheduling(spawned_as_loader: bool) -> tuple[int, int]:
 
 
 def test_loaders_yield_to_everything_else_and_other_children_do_not() -> None:
-    assert scheduling(spawned_as_loader=True) == (LOADER_NICE, os.SCHED_BATCH)
+    assert scheduling(SPAWN_STARTER) == (LOADER_NICE, os.SCHED_BATCH)
     own = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
-    assert scheduling(spawned_as_loader=False) == own
+    assert scheduling(spawn_module("gpumuxd.loader")) == own

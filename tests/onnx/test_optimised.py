@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -155,29 +154,16 @@ def test_a_constant_that_would_be_huge_is_not_folded_into_the_plan() -> None:
     assert artifact.plan.weights_bytes < 1 << 20
 
 
-WITHOUT = """
-import sys
-sys.modules[sys.argv[1]] = None  # as if it were not installed
-from gpumuxd.loader import main
-sys.exit(main.main(sys.argv[2:]))
-"""
-
-
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
 def test_a_loader_without_the_extra_says_what_to_install(missing: str, tmp_path: Path) -> None:
     from gpumuxd.wire.frames import Read, ReadFailed
-    from tests.loader.test_loader import Process
+    from tests.loader.harness import one_loader
 
     path = tmp_path / "model.onnx"
     path.write_bytes(layers(1).SerializeToString())
-    process = Process(sys.executable, "-c", WITHOUT, missing)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        process.channel.send(Read(1 << 30, "onnx"), [fd])
-        answer, _ = process.answer()
-    finally:
-        os.close(fd)
-        process.close()
+    with path.open("rb") as file, one_loader(f"sys.modules[{missing!r}] = None") as loader:
+        loader.channel.send(Read(1 << 30, "onnx"), [file.fileno()])
+        answer, _ = loader.answer()
     assert isinstance(answer, ReadFailed)
     assert "install gpumuxd[onnx]" in answer.reason
 

@@ -14,7 +14,7 @@ from gpumuxd.programs.served import open_model
 from gpumuxd.testing.zoo.onnx_models import REAL, example
 from gpumuxd.wire.frames import Read, ReadDone
 from gpumuxd.wire.process import map_sealed
-from tests.loader.test_loader import Process
+from tests.loader.harness import one_loader
 from tests.onnx.support import largest_difference, run, whole
 
 OUTPUTS = {
@@ -51,14 +51,9 @@ def name(request: pytest.FixtureRequest) -> str:
 def loaded(name: str, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     path = tmp_path_factory.mktemp(name) / "1" / "model.onnx"
     export_onnx(REAL[name].path(), path, REAL[name].request)
-    process = Process()
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        process.channel.send(Read(1 << 30, "onnx"), [fd])
-        answer, fds = process.answer()
-    finally:
-        os.close(fd)
-        process.close()
+    with path.open("rb") as file, one_loader() as loader:
+        loader.channel.send(Read(1 << 30, "onnx"), [file.fileno()])
+        answer, fds = loader.answer()
     assert isinstance(answer, ReadDone), answer
     plan, weights = (map_sealed(each) for each in fds)
     for each in fds:

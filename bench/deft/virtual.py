@@ -199,7 +199,9 @@ class Waits:
         bed.turn()
         found = bed.scheduler.explain(part.key, part.bucket)
         assert found is not None, a
-        key = (a.key, a.batch, found.mode, found.slice_ns, found.window, found.bound_ns)
+        # In `slo` it goes on to depend on B as estimates are corrected.
+        of_b = b.slo_ns if found.mode == "slo" else None
+        key = (a.key, a.batch, found.mode, found.slice_ns, found.window, found.bound_ns, of_b)
         if key not in self._known:
             loop, _ = loop_alone(settings, self._device, [a, b], self._seed, self._phases, RUNS)
             self._known[key] = loop.delay_ns

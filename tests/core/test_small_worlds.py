@@ -359,12 +359,9 @@ WORLDS = """
 a stated bound     | policy       |  83 |  60 |  18 |  18
 a stated bound     | with a share |  83 |  60 |  18 |  18
 less than a group  | policy       |  83 |  59 |  18 |  18
-less than a group  | with a share |  83 |  59 |  18 |  18
 no bound asked for | policy       |  45 |  52 |  18 |  18
-no bound asked for | with a share |  45 |  52 |  18 |  18
 no bound asked for | fifo         |  45 |  52 |  18 |  18
 a laxity           | policy       |  83 |  60 |  18 |  18
-a laxity           | with a share |  83 |  60 |  18 |  18
 a laxity, measured | policy       |  83 |  60 |  18 |  18
 a laxity, measured | with a share |  83 |  60 |  18 |  18
 fewest missed SLOs | policy       |  83 |  59 |  18 |  18
@@ -372,7 +369,6 @@ fewest missed SLOs | with a share |  83 |  59 |  18 |  18
 least delay        | policy       |  83 |  60 |  18 |  18
 least delay        | with a share |  83 |  60 |  18 |  18
 none               | policy       |  45 |  52 |  18 |  18
-none               | with a share |  45 |  52 |  18 |  18
 none               | fifo         |  45 |  52 |  18 |  18
 layer              | policy       |  75 |  59 |  18 |  18
 layer              | fifo         |  75 |  59 |  18 |  18

@@ -128,7 +128,10 @@ def shared_device(slicing: Slicing, voice_requests: int = 50) -> Parameters:
     voice = _model("voice", PriorityClass.REALTIME, (GROUP_NS,) * 10)
     device = DeviceParameters(
         name="cpu:0",
-        settings=SchedulerSettings(slicing=slicing, preemption_delay_ns_max=BOUND_NS),
+        # Five groups are a slice as long as half the bound.
+        settings=SchedulerSettings(
+            slicing=slicing, slicing_operators=5, preemption_delay_ns_max=BOUND_NS
+        ),
         round_trip_ns=80 * NS_PER_US,
         launch_cost_ns=5 * NS_PER_US,
         loop_cost_ns=15 * NS_PER_US,

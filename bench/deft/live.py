@@ -205,7 +205,7 @@ def _one_round(measured: Measured, rng: random.Random, seconds: float, is_kept: 
     runs = bed.runs[a.key]
     # At the least: of a long model that many runs take longer.
     while monotonic_ns() < until_ns or len(runs) < 4:
-        bed.turn(until_ns)
+        bed.turn()
     period_ms, idle_ms = _period_and_idle_ms(bed, a)
     until_ns = monotonic_ns() + round(2 * seconds * NS_PER_S)
     gap_ns = GAP_MS * NS_PER_MS + b.profile.run_ns[b.bucket]

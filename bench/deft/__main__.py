@@ -72,12 +72,12 @@ def virtual(bench: Bench) -> None:
         known = known.named(QUICK)
     bench.late_ns.append(0)  # in virtual time no machine is late
     device, seed = Device.of(known.costs), bench.seed
-    phases = bench.pick(PHASES, PHASES // 2)
+    phases = bench.pick(PHASES, PHASES // 5)
     looped = list(loop_all(known, device, seed, phases))
-    misses = list(count_misses(looped, known, device, seed, phases // 2))
+    misses = list(count_misses(looped, known, device, seed, phases))
     report_sums(bench, looped)
     report_misses(bench, misses)
-    found = compare(known, device, seed, bench.pick(24, 4), phases)
+    found = compare(known, device, seed, bench.pick(24, 4), PHASES // 5)
     report_differences(bench, found)
     print_models(bench, looped)
     print_policies(bench, looped, misses)

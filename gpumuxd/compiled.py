@@ -3,25 +3,32 @@
     python -m gpumuxd.compiled      translate; `make setup` does it where a C compiler is found
 
 A decision takes about a third of the time then. The policy stack can be translated as it stands
-because it is typed throughout and does nothing but compute. The result lies in core/compiled/, with
-the fingerprint of the sources it was made of; whenever that is not the fingerprint of the sources
-that are there, the sources run. So nobody is ever served by a policy that is not the one he reads,
-and a node without a compiler lacks speed and nothing else.
+because it is typed throughout and does nothing but compute. The result lies in core/compiled/, in a
+folder that is named by the fingerprint of the sources it was made of and appears there whole; where
+there is none for the sources that are there, the sources run. So nobody is ever served by a policy
+that is not the one he reads, nor by half of one, and a node without a compiler lacks speed and
+nothing else. One translator works at a time.
 
 It must not know what core does. GPUMUXD_INTERPRETED=1 in the environment: run the sources.
 """
 
+import contextlib
 import hashlib
 import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
 CORE = PACKAGE / "core"
 COMPILED = CORE / "compiled"
 FINGERPRINT = "fingerprint"
+LOCK = "lock"
+
+ASIDE = ".aside-"
+"""How folders begin that are not in use yet or any more."""
 
 INTERPRETED = "GPUMUXD_INTERPRETED"
 """Name of the variable that asks for the sources."""
@@ -40,21 +47,47 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+def folder_of(made_of: str) -> Path:
+    """Where a translation of the sources with this fingerprint lies."""
+    return COMPILED / made_of[:16]
+
+
 def is_current() -> bool:
-    """Was what lies there made of the sources that are there?"""
+    """Is there a translation of the sources that are there?"""
+    return _current() is not None
+
+
+def _current() -> Path | None:
     try:
-        return (COMPILED / FINGERPRINT).read_text() == fingerprint()
+        made_of = fingerprint()
+    except OSError:
+        return None
+    folder = folder_of(made_of)
+    return folder if _is_of(folder, made_of) else None
+
+
+def _is_of(folder: Path, made_of: str) -> bool:
+    try:
+        return (folder / FINGERPRINT).read_text() == made_of
     except OSError:
         return False
 
 
 def search_path(sources: list[str]) -> list[str]:
-    """Where the modules of core are looked for: translated first, if they are current."""
-    if os.environ.get(INTERPRETED) or not is_current():
+    """Where the modules of core are looked for: the translation alone, if there is a current one.
+
+    Not in both: should the translation vanish meanwhile, an import fails and nothing is mixed.
+    """
+    folder = None if os.environ.get(INTERPRETED) else _current()
+    if folder is None:
         return sources
-    for path in COMPILED.glob(f"*__mypyc{SUFFIX}"):
-        _load_shared(path)
-    return [str(COMPILED), *sources]
+    try:
+        for path in folder.glob(f"*__mypyc{SUFFIX}"):
+            _load_shared(path)
+    except (ImportError, OSError):
+        if folder.is_dir():  # it is there and broken
+            raise
+    return [str(folder)] if folder.is_dir() else sources
 
 
 def _load_shared(path: Path) -> None:
@@ -69,7 +102,7 @@ def _load_shared(path: Path) -> None:
 
 
 def translate() -> str:
-    """Make core/compiled/ anew. Returns why that can't be done, empty when it is done."""
+    """Translate the sources. Returns why that can't be done, empty when it is done."""
     # Here, because who only runs what was translated pays for each import at its start.
     import shutil
     import subprocess
@@ -96,6 +129,7 @@ def translate() -> str:
             return (done.stderr.strip() or done.stdout.strip() or "mypyc failed")[-2000:]
         found = [*root.glob(f"*{SUFFIX}"), *(root / "gpumuxd" / "core").glob(f"*{SUFFIX}")]
         _install(found, before)
+        _remove_all_but(folder_of(before))
     return ""
 
 
@@ -104,17 +138,54 @@ def _install(libraries: list[Path], made_of: str) -> None:
     import shutil
     import tempfile
 
-    aside = Path(tempfile.mkdtemp(prefix=".compiled-", dir=CORE))
+    COMPILED.mkdir(exist_ok=True)
+    folder = folder_of(made_of)
+    aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=COMPILED))
     try:
         for path in libraries:
             shutil.copyfile(path, aside / path.name)
         (aside / FINGERPRINT).write_text(made_of)
         aside.chmod(0o755)
-        shutil.rmtree(COMPILED, ignore_errors=True)
-        aside.rename(COMPILED)
-    except BaseException:
+        if folder.exists() and not _is_of(folder, made_of):
+            _remove(folder)
+        try:
+            aside.rename(folder)
+        except OSError:
+            if not _is_of(folder, made_of):  # else somebody else has just made the same
+                raise
+    finally:
         shutil.rmtree(aside, ignore_errors=True)
-        raise
+
+
+def _remove_all_but(folder: Path) -> None:
+    """Translations of other sources, and what translators left that were killed."""
+    for path in COMPILED.iterdir():
+        if path != folder and path.name != LOCK:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Away from its name first: who looks for it finds all of it or nothing."""
+    import shutil
+    import tempfile
+
+    if not path.is_dir():
+        path.unlink()
+        return
+    aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=COMPILED))
+    path.rename(aside)  # an empty folder may be replaced
+    shutil.rmtree(aside)
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Alone among those that translate, also of other processes. It ends with the process."""
+    import fcntl
+
+    COMPILED.mkdir(exist_ok=True)
+    with (COMPILED / LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _modules() -> list[Path]:
@@ -127,9 +198,15 @@ def _sources() -> list[Path]:
 
 def main() -> int:
     """Translate unless what is there is current. A failure is told and costs speed only."""
-    if is_current():
-        return 0
-    why_not = translate()
+    try:
+        if is_current():
+            return 0
+        with _locked():
+            if is_current():  # another one has done it meanwhile
+                return 0
+            why_not = translate()
+    except OSError as error:
+        why_not = str(error)
     if why_not:
         print(f"gpumuxd.core stays interpreted, decisions take longer:\n{why_not}", file=sys.stderr)
         return 1

@@ -119,9 +119,13 @@ class PartitionChanged:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMeasured:
-    """What sync points cost on this device, for windows of 1 and up, ascending without gaps."""
+    """What sync points cost on this device, for windows of 1 and up, ascending without gaps.
+
+    Not firm: the machine was busy meanwhile, and what serving measures replaces them.
+    """
 
     costs: tuple[SyncCost, ...]
+    is_firm: bool = True
 
 
 @dataclass(frozen=True, slots=True)

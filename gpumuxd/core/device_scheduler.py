@@ -126,6 +126,7 @@ class DeviceScheduler:
                 self._partition_changed(event)
             case DeviceMeasured(costs=costs):
                 self._launcher.sync_costs = costs
+                self._launcher.are_costs_firm = event.is_firm
                 self._launcher.bounds_are_stale = True
             case DeviceLost():
                 self._device_lost(event)
@@ -315,7 +316,7 @@ class DeviceScheduler:
         return list(
             inventory(
                 self._lanes,
-                self._launcher.sync_costs,
+                self._launcher.measured,
                 self._arrivals.tenants(),
                 self._models.values(),
                 self._endings.cursors.values(),
@@ -337,18 +338,19 @@ class DeviceScheduler:
         """For people: how this model is cut and why, as of the last poll.
 
         Without a bucket: the one that was seen first. Without a class: the highest that its tenants
-        may ask for. None: there is no such model, or nothing was ever seen of it at that bucket.
+        may ask for. None: there is no such model, or nothing is remembered of it at that bucket:
+        it was never asked for, or was one of too many and not among the last of them.
         """
         model = self._models.get(model_key)
         if model is None:
             return None
-        tables = dict(model.estimates.tables())
         if bucket is None:
-            bucket = next(iter(tables), None)
-        if bucket is None or bucket not in tables:
+            bucket = next((each for each, _ in model.estimates.tables()), None)
+        table = None if bucket is None else model.estimates.seen(bucket)
+        if bucket is None or table is None:
             return None
         asked = model.class_max if priority_class is None else priority_class
-        return self._launcher.explain(model, tables[bucket], bucket, asked)
+        return self._launcher.explain(model, table, bucket, asked)
 
     def why_waiting(self, request_id: int) -> str:
         """For people: why this request does not move now, empty if it is not waiting."""

@@ -31,6 +31,7 @@ class Explanation:
     preempt_ns         the most in flight that an arrival could be ordered ahead of
     preempt_expected_ns  the same at a random moment of the run, on average
     is_guess           the times were borrowed from other sizes or from one first run
+    is_cost_doubtful   what sync points cost was measured on a busy machine
     is_floor_over_bound  one group alone is longer than the bound
     """
 
@@ -50,6 +51,7 @@ class Explanation:
     preempt_ns: int
     preempt_expected_ns: int
     is_guess: bool
+    is_cost_doubtful: bool = False
 
     @property
     def is_floor_over_bound(self) -> bool:

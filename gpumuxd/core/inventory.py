@@ -11,7 +11,7 @@ from gpumuxd.core.cursor import NEVER_NS, Cursor
 from gpumuxd.core.lanes import Lanes
 from gpumuxd.core.model import Model
 from gpumuxd.core.tenant import Tenant
-from gpumuxd.domain import Bucket, SyncCost
+from gpumuxd.domain import Bucket
 from gpumuxd.events import (
     DeviceMeasured,
     Event,
@@ -26,7 +26,7 @@ from gpumuxd.events import (
 
 def inventory(
     lanes: Lanes,
-    costs: tuple[SyncCost, ...],
+    costs: DeviceMeasured | None,
     tenants: Iterable[Tenant],
     models: Iterable[Model],
     cursors: Iterable[Cursor],
@@ -35,8 +35,8 @@ def inventory(
     if lanes.partition is not None:
         announced = tuple(state.launch_queue.lane for state in lanes.in_order)
         yield PartitionChanged(lanes.partition, announced)
-    if costs:
-        yield DeviceMeasured(costs)
+    if costs is not None:
+        yield costs
     for tenant in tenants:
         yield TenantChanged(tenant.name, tenant.weight, tenant.realtime_per_s, tenant.burst)
     draining = []

@@ -38,6 +38,7 @@ from gpumuxd.core.run_queue import RunQueue
 from gpumuxd.core.slicing import NOT_WEIGHED, bounds_of, choose
 from gpumuxd.core.snapshot import Counters
 from gpumuxd.domain import Bucket, CursorKind, LaneKind, PriorityClass, Slice, SyncCost
+from gpumuxd.events import DeviceMeasured
 from gpumuxd.settings import Order, SchedulerSettings
 
 _new = tuple.__new__
@@ -68,6 +69,7 @@ class Launcher:
         "_models",
         "_settings",
         "_slice_id",
+        "are_costs_firm",
         "bounds",
         "bounds_are_stale",
         "flights",
@@ -102,6 +104,7 @@ class Launcher:
         share_ppm = settings.best_effort_share_min_ppm if settings.order is not Order.FIFO else 0
         self.share = BestEffortShare(share_ppm) if share_ppm else None  # fifo knows no classes
         self.sync_costs: tuple[SyncCost, ...] = ()  # none while the device was not measured
+        self.are_costs_firm = True
         self.held_until_ns: int | None = None  # own work will be launched then, if not before
         self._held = (0, 0)  # which cursor is held before which group,
         self._held_since_ns = 0  # and since when
@@ -110,6 +113,7 @@ class Launcher:
         """Launch all that may be launched now."""
         if self.bounds_are_stale:
             self._derive_bounds(now_ns)
+        self.bounds.has_planned = False
         self.held_until_ns = None
         for lane in self._lanes.in_order:
             if lane.run_queue.live:
@@ -150,12 +154,32 @@ class Launcher:
                 self.bounds.floor_ns,
             )
 
+    @property
+    def measured(self) -> DeviceMeasured | None:
+        """The event that tells of these costs, if one did."""
+        if not self.sync_costs:
+            return None
+        return DeviceMeasured(self.sync_costs, self.are_costs_firm)
+
     def _costs(self, queue: LaunchQueue) -> tuple[SyncCost, ...]:
         """Of the windows that may be used: as they were fitted, or more where that shows.
 
-        Never less: what was fitted also has what a slice costs beside the gap before it.
+        Never less: what was fitted also has what a slice costs beside the gap before it. But what
+        was fitted on a busy machine says little, and gives way to what serving shows.
         """
         alone_ns, queued_ns = queue.sync_ns_measured
+        if not self.are_costs_firm and alone_ns:
+            return tuple(
+                SyncCost(
+                    window,
+                    # What is queued costs no more than a round trip: so no cost that was fitted is
+                    # so high that two in flight are never tried.
+                    alone_ns if window == 1 else queued_ns or min(alone_ns, sync_ns),
+                    alone_ns,
+                )
+                for window, sync_ns, _ in self.sync_costs
+                if window <= queue.window_max
+            )
         return tuple(
             SyncCost(window, max(sync_ns, alone_ns if window == 1 else queued_ns), base_ns)
             for window, sync_ns, base_ns in self.sync_costs
@@ -178,6 +202,7 @@ class Launcher:
             self.bounds,
             self._settings,
             self._costs(queue),
+            self.are_costs_firm,
         )
 
     def _fill(self, lane: LaneState, now_ns: int, commands: list[Command]) -> None:

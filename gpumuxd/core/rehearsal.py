@@ -14,12 +14,12 @@ from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.explanation import Explanation
 from gpumuxd.core.launch_queue import LaunchQueue
 from gpumuxd.core.model import Model
-from gpumuxd.core.slice_plan import Slo
 from gpumuxd.core.slicing import UNBOUNDED, Bounds, choose, plan_of
 from gpumuxd.core.slicing_mode import Mode, mode_of
 from gpumuxd.core.tenant import Tenant
 from gpumuxd.domain import Bucket, CursorKind, PriorityClass, Slice, SyncCost
-from gpumuxd.settings import SchedulerSettings
+from gpumuxd.settings import SchedulerSettings, format_slicing
+from gpumuxd.units import ms_from_ns
 
 
 class Rehearsal(NamedTuple):
@@ -94,27 +94,37 @@ def explain(
     bounds: Bounds,
     settings: SchedulerSettings,
     costs: tuple[SyncCost, ...],
+    are_costs_firm: bool,
 ) -> Explanation:
     """Everything that decides how this program is cut, in work of this class."""
     rank = int(priority_class)
-    covering_ns = bounds.tightest_from[rank]
+    tier = bounds.tier_of(rank, table.longest_group_ns)
+    covering_ns = bounds.tightest_from[rank] if tier is None else tier.tightest_ns
     bound_ns = None if covering_ns == UNBOUNDED else covering_ns
     origin = bounds.origin_from(rank)
-    slo = min((slo for slo in bounds.slos if slo.rank >= rank), key=_laxity_ns, default=None)
-    laxity_ns = None if bounds.is_firm else bounds.kept_from[rank]
-    whose = "" if slo is None else slo.model
+    if tier is not None and tier.covering:
+        origin = bounds.origins[min(tier.covering, key=_bound_ns)[0]]
+    slo = bounds.decides
+    laxity_ns = None if bounds.is_firm else slo.laxity_ns if slo and slo.rank >= rank else -1
     mode, reason = mode_of(
-        settings.slicing, table.longest_group_ns, bound_ns, origin, laxity_ns, whose
+        settings.slicing,
+        table.longest_group_ns,
+        bound_ns,
+        origin,
+        laxity_ns,
+        "" if slo is None else slo.model,
+        format_slicing(settings.slicing, settings.slicing_operators, settings.slicing_window),
+        _notes(bounds, rank, table.longest_group_ns, is_bounded=tier is not None),
     )
     if mode is not Mode.BOUNDED:
         bound_ns, origin = None, ""
     run, slice_ns, exec_ns = Rehearsal((), 0, 0, 0), 0, 0
     if table.is_known:
-        run = rehearse(model, table, bucket, priority_class, queue, bounds, settings)
-        exec_ns = _exec_ns(run, costs)
         if mode in (Mode.SLO, Mode.LEAST_DELAY):
             slice_ns = plan_of(model, table, rank, bounds).slice_ns
-        elif mode is Mode.BOUNDED:
+        run = rehearse(model, table, bucket, priority_class, queue, bounds, settings)
+        exec_ns = _exec_ns(run, costs)
+        if mode is Mode.BOUNDED:
             share_ns = settings.slice_ns_max if bound_ns is None else bound_ns // queue.window
             slice_ns = min(settings.slice_ns_max, share_ns)
     prefix = table.prefix
@@ -135,11 +145,25 @@ def explain(
         preempt_ns=run.preempt_ns,
         preempt_expected_ns=run.preempt_expected_ns,
         is_guess=table.is_guess,
+        is_cost_doubtful=not are_costs_firm,
     )
 
 
-def _laxity_ns(slo: Slo) -> int:
-    return slo.laxity_ns
+def _bound_ns(covering: tuple[int, int]) -> int:
+    return covering[1]
+
+
+def _notes(bounds: Bounds, rank: int, longest_group_ns: int, *, is_bounded: bool) -> list[str]:
+    """On SLOs that don't decide: those that can't be met, and those below what does."""
+    notes = [each.in_words for each in bounds.hopeless if each.rank >= rank]
+    if is_bounded:
+        notes += [
+            f"the laxity of {slo.model}, {ms_from_ns(slo.laxity_ns):.3f} ms, is less than its "
+            "longest group takes and lifts no bound of a higher class"
+            for slo in bounds.slos
+            if slo.rank >= rank and slo.laxity_ns < longest_group_ns
+        ]
+    return notes
 
 
 def _exec_ns(run: Rehearsal, costs: tuple[SyncCost, ...]) -> int:

@@ -67,7 +67,9 @@ def _figures(told: Any) -> Iterator[tuple[str, str]]:
     cut_to = f", cut to {format_duration(told['slice_ns'])}" if told["slice_ns"] else ""
     yield "slices", f"{told['slice_count']}{cut_to}; {told['window']} in flight"
     if exec_ns:
-        yield "sync points", f"add {format_duration(exec_ns)} to a run ({exec_ns / run_ns:.1%})"
+        doubt = ", doubtful: the machine was busy at start" if told["is_cost_doubtful"] else ""
+        share = f"{exec_ns / run_ns:.1%}"
+        yield "sync points", f"add {format_duration(exec_ns)} to a run ({share}){doubt}"
     else:
         yield "sync points", "what they cost on this device is not known"
     worst, mean = told["preempt_ns"], told["preempt_expected_ns"]

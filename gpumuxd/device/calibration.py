@@ -7,8 +7,10 @@ the next launch. From the runs over a grid of k the costs of each window D are f
 (`cost_fit.py`).
 
 It takes a quarter of a second, once per machine: what was measured is kept (`cost_cache.py`), but
-for what was measured while others used its cores: that is made do with until the next start. A
-device that can't be measured serves without, and its scheduler makes do with what it knows.
+for what was measured while others used its cores. Of that the quickest runs are taken, no value is
+believed beyond what is plausible, the log warns, and the scheduler is told that what it measures in
+serving is better; the next start measures again. A device that can't be measured serves without,
+and its scheduler makes do with what it knows.
 """
 
 import os
@@ -17,6 +19,7 @@ import resource
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from gpumuxd.clock import Clock
 from gpumuxd.device.calibration_runs import GROUPS, NEVER, CalibrationFailed, Run, Runner
 from gpumuxd.device.cost_fit import fit
 from gpumuxd.device.log import log
+from gpumuxd.domain import SyncCost
 from gpumuxd.executors.cpu import CpuExecutor
 from gpumuxd.programs.cost_cache import CostCache, DeviceCosts, costs_key
 from gpumuxd.programs.profiler import median_ns
@@ -42,6 +46,10 @@ REPETITIONS_MIN = 3
 """Fewer give no median that is worth keeping."""
 REPETITIONS_MAX = 5
 TIME_NS_MAX = 250 * NS_PER_MS
+
+PLAUSIBLE_NS_MAX = NS_PER_MS
+"""More than a sync point, the rest of a run or a launch costs, beside what the settings add to
+each launch: 0.1 ms is usual. What a busy machine shows beyond it is others' work."""
 
 TAKEN_SHARE = 8
 """A machine is busy when a core was taken away at more than each eighth slice. Measured on two
@@ -63,12 +71,35 @@ def device_costs(settings: DeviceSettings, clock: Clock) -> DeviceCosts | None:
     except CalibrationFailed as error:
         log("warning", "device_not_measured", device=settings.device, reason=str(error))
         return None
-    costs = measured.costs
     took_ms = (clock() - began_ns) // NS_PER_MS
+    if measured.doubt:
+        costs = _plausible(measured.costs, PLAUSIBLE_NS_MAX + settings.launch_cost_ns)
+        reason = (
+            f"the machine was busy: {measured.doubt}; what serving measures will replace this, and "
+            "the next start measures again"
+        )
+        figures = _figures(settings, costs)
+        log("warning", "device_measured", **figures, took_ms=took_ms, reason=reason)
+        return costs
+    costs = measured.costs
     log("info", "device_measured", **_figures(settings, costs), took_ms=took_ms)
-    if cache is not None and measured.is_steady and not cache.put(key, costs):
+    if cache is not None and not cache.put(key, costs):
         log("warning", "device_costs_not_stored", device=settings.device)
     return costs
+
+
+def _plausible(costs: DeviceCosts, limit_ns: int) -> DeviceCosts:
+    """The least that these can mean: no cost beyond the limit, none that grows with the window."""
+    syncs_ns = accumulate((cost.sync_ns for cost in costs.sync_costs), min, initial=limit_ns)
+    next(syncs_ns)
+    return DeviceCosts(
+        tuple(
+            SyncCost(cost.window, sync_ns, min(cost.base_ns, limit_ns))
+            for cost, sync_ns in zip(costs.sync_costs, syncs_ns, strict=True)
+        ),
+        min(costs.launch_ns, limit_ns),
+        is_firm=False,
+    )
 
 
 def _figures(settings: DeviceSettings, costs: DeviceCosts) -> dict[str, Any]:
@@ -113,10 +144,11 @@ def _processor() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`is_steady`: there was time for enough repetitions, they agree, and nobody was in the way."""
+    """`doubt`: why it is not steady. Empty: there was time for enough repetitions, they agree, and
+    nobody was in the way."""
 
     costs: DeviceCosts
-    is_steady: bool
+    doubt: str = ""
 
 
 def measure(settings: DeviceSettings, clock: Clock) -> Measured:
@@ -174,11 +206,10 @@ def _concluded(
     launching_ns: Sequence[int],
     is_alone: bool,
 ) -> Measured:
-    """What the repetitions say. Where they do not agree the machine was busy with others, and the
-    quickest of each is nearest to what a run takes."""
-    every = [times for of_window in runs.values() for times in of_window.values()]
-    agree = sum(map(median_ns, every)) * 2 <= sum(map(min, every)) * 3
-    typical = median_ns if agree else min
+    """What the repetitions say. Where the machine was busy with others, the quickest of each is
+    nearest to what a run takes."""
+    doubt = _doubt(runs, len(groups_ns), is_alone)
+    typical = min if doubt else median_ns
     costs = fit(
         GROUPS,
         typical(groups_ns),
@@ -187,5 +218,18 @@ def _concluded(
             for window, of_window in runs.items()
         },
     )
-    is_steady = agree and is_alone and len(groups_ns) >= REPETITIONS_MIN
-    return Measured(DeviceCosts(costs, typical(launching_ns) // GROUPS), is_steady)
+    return Measured(DeviceCosts(costs, typical(launching_ns) // GROUPS), doubt)
+
+
+def _doubt(
+    runs: Mapping[int, Mapping[int, Sequence[int]]], repetitions: int, is_alone: bool
+) -> str:
+    """What says that others were in the way, "" if nothing does."""
+    every = [times for of_window in runs.values() for times in of_window.values()]
+    if repetitions < REPETITIONS_MIN:
+        return f"there was time for {repetitions} of {REPETITIONS_MIN} repetitions"
+    if not is_alone:
+        return "others used its cores"
+    if sum(map(median_ns, every)) * 2 > sum(map(min, every)) * 3:
+        return "the same run took half as long again"
+    return ""

@@ -91,7 +91,7 @@ class DeviceLoop:
     def measured(self, costs: DeviceCosts) -> None:
         """What launches and sync points cost on this device; told before the first model comes."""
         self._loading.launch_ns = costs.launch_ns
-        self._scheduler.handle(DeviceMeasured(costs.sync_costs), self._clock())
+        self._scheduler.handle(DeviceMeasured(costs.sync_costs, costs.is_firm), self._clock())
 
     def run(self) -> None:
         """Turn until everything has ended after Stop. Raises ChannelClosed when the parent goes."""

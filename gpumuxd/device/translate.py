@@ -107,6 +107,7 @@ def explanation_frame(why: explanation.Explanation) -> Explanation:
         preempt_ns=why.preempt_ns,
         preempt_expected_ns=why.preempt_expected_ns,
         is_guess=why.is_guess,
+        is_cost_doubtful=why.is_cost_doubtful,
     )
 
 

@@ -239,6 +239,8 @@ class DeviceView:
     window: int = 0
     memory_bytes: int = 0
     device_busy_ns: int = 0
+    best_effort_grants: int = 0
+    best_effort_granted_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +275,7 @@ class ExplanationView:
     exec_ns             what the sync points add to a run
     preempt_ns          work that an arrival may have to wait for, at worst and on average
     is_guess            the times are borrowed from other sizes, or of one first run
+    is_cost_doubtful    what sync points cost was measured on a busy machine
     """
 
     name: str
@@ -297,6 +300,7 @@ class ExplanationView:
     preempt_ns: int
     preempt_expected_ns: int
     is_guess: bool
+    is_cost_doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ async def explain_model(
         preempt_ns=told.preempt_ns,
         preempt_expected_ns=told.preempt_expected_ns,
         is_guess=told.is_guess,
+        is_cost_doubtful=told.is_cost_doubtful,
     )
 
 

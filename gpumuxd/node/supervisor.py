@@ -107,6 +107,8 @@ class DeviceSupervisor:
             window=figures.window if figures is not None else 0,
             memory_bytes=self._memory_bytes(),
             device_busy_ns=figures.device_busy_ns if figures is not None else 0,
+            best_effort_grants=figures.best_effort_grants if figures is not None else 0,
+            best_effort_granted_ns=figures.best_effort_granted_ns if figures is not None else 0,
         )
 
     def _memory_bytes(self) -> int:

@@ -25,10 +25,11 @@ _COST_NS_MAX = NS_PER_S
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
     """`sync_costs` for windows of 1 and up, without gaps; `launch_ns` is what a launch of one slice
-    costs the host."""
+    costs the host. Only firm ones are kept: the others were measured on a busy machine."""
 
     sync_costs: tuple[SyncCost, ...]
     launch_ns: int
+    is_firm: bool = True
 
     def is_consistent(self) -> bool:
         """Could this have been measured?"""
@@ -70,6 +71,7 @@ class CostCache:
     def put(self, key: str, costs: DeviceCosts) -> bool:
         """Store them. False if the directory can't be written; that is no error."""
         assert costs.is_consistent(), costs
+        assert costs.is_firm, "measured on a busy machine"
         file = _File(COSTS_VERSION, key, costs.sync_costs, costs.launch_ns)
         return write_stored(self._path(key), file)
 

@@ -40,4 +40,5 @@ def encode_explanation(view: ExplanationView) -> pb.ExplainModelResponse:
         preempt_ns=view.preempt_ns,
         preempt_expected_ns=view.preempt_expected_ns,
         is_guess=view.is_guess,
+        is_cost_doubtful=view.is_cost_doubtful,
     )

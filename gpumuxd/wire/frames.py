@@ -298,6 +298,7 @@ class Explanation(msgspec.Struct, frozen=True):
     preempt_ns: int
     preempt_expected_ns: int
     is_guess: bool
+    is_cost_doubtful: bool = False
 
 
 class Explained(Frame, frozen=True):

@@ -39,6 +39,7 @@ SAME = [
     "preempt_ns",
     "preempt_expected_ns",
     "is_guess",
+    "is_cost_doubtful",
 ]
 
 
@@ -95,7 +96,7 @@ segments version 2  at batch 16, height 256, width 256
 
   run alone    20.00 ms in 5 groups
   slices       3, cut to 7.50 ms; 2 in flight
-  sync points  add 300 us to a run (1.5%)
+  sync points  add 300 us to a run (1.5%), doubtful: the machine was busy at start
   delay        up to 11.30 ms for an arrival, 6.10 ms on average
   floor        11.20 ms, the longest group: number 2 (nodes 96 .. 98)
   One group takes 11.20 ms, more than the bound of 8.00 ms: whoever comes when it
@@ -124,6 +125,8 @@ def test_the_page(view: ExplanationView, page: str) -> None:
 
 
 def test_a_guess_is_called_one() -> None:
+    firm = printed(replace(SEGMENTS_WHY, is_cost_doubtful=False), 82)
+    assert "doubtful" not in firm
     assert "The times are a guess" in printed(replace(SEGMENTS_WHY, is_guess=True), 82)
     assert "guess" not in SEGMENTS_PAGE
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpumuxd.core.explanation import Explanation
-from gpumuxd.domain import PriorityClass, SyncCost
+from gpumuxd.domain import PriorityClass, Slice, SyncCost
 from gpumuxd.events import DeviceMeasured, ModelProfile, ModelReady, SyncPointReached
 from gpumuxd.settings import Order, Slicing
 from tests.core.conversation import (
@@ -42,6 +42,41 @@ def test_least_delay() -> None:
     assert told.preempt_expected_ns == 100 * US + 200 * US * 19 // 20
     assert (told.floor_ns, told.is_floor_over_bound, told.is_guess) == (100 * US, False, False)
     assert (told.bucket, told.priority_class) == ((1,), REALTIME)
+
+
+class Gaps(Conversation):
+    """A device that needs 20 us to begin a slice, queued or not."""
+
+    def _launch(self, work: Slice) -> None:
+        self._free_ns[work.lane] = max(self._free_ns.get(work.lane, 0), self.now_ns) + 20 * US
+        super()._launch(work)
+
+
+@pytest.mark.parametrize(
+    ("fitted_us", "is_firm", "shown_us"),
+    [
+        (2, False, 20),
+        (900, False, 20),
+        # never below what was fitted with nobody else there
+        (2, True, 20),
+        (900, True, 900),
+    ],
+)
+def test_costs_of_a_busy_machine_give_way_to_what_serving_shows(
+    fitted_us: int, is_firm: bool, shown_us: int
+) -> None:
+    fitted = tuple(SyncCost(window, fitted_us * US, fitted_us * US) for window in (1, 2))
+    talk = Gaps(DeviceMeasured(fitted, is_firm), LONG)
+    before = explain(talk)
+    assert before.is_cost_doubtful is not is_firm
+    assert before.exec_ns == (len(before.slice_ends) + 1) * fitted_us * US
+    talk.run(
+        (10 * number * MS, request(number, "long", at=10 * number * MS)) for number in range(40)
+    )
+    told = explain(talk)
+    base_us = fitted_us if is_firm else shown_us
+    expected_ns = (len(told.slice_ends) * shown_us + base_us) * US
+    assert abs(told.exec_ns - expected_ns) < expected_ns // 20
 
 
 def test_bounded_by_a_stated_bound() -> None:

@@ -154,6 +154,7 @@ SEGMENTS_WHY = ExplanationView(
     preempt_ns=11_300 * NS_PER_US,
     preempt_expected_ns=6_100 * NS_PER_US,
     is_guess=False,
+    is_cost_doubtful=True,
 )
 
 FIXED_WHY = ExplanationView(

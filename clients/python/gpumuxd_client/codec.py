@@ -187,6 +187,8 @@ def decode_node_status(data: bytes) -> types.NodeStatus:
             window=device.window,
             memory_bytes=device.memory_bytes,
             device_busy_ns=device.device_busy_ns,
+            best_effort_grants=device.best_effort_grants,
+            best_effort_granted_ns=device.best_effort_granted_ns,
         )
         for device in response.devices
     )

@@ -114,4 +114,5 @@ def decode_explanation(data: bytes) -> types.Explanation:
         preempt_ns=response.preempt_ns,
         preempt_expected_ns=response.preempt_expected_ns,
         is_guess=response.is_guess,
+        is_cost_doubtful=response.is_cost_doubtful,
     )

@@ -100,7 +100,8 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """One device. `state` is starting, ready, lost or stopped."""
+    """One device. `state` is starting, ready, lost or stopped. `best_effort_grants` are slices that
+    went ahead of higher classes for `best_effort_share_min`, with their device time."""
 
     name: str
     state: str
@@ -114,6 +115,8 @@ class DeviceStatus:
     window: int
     memory_bytes: int
     device_busy_ns: int
+    best_effort_grants: int = 0
+    best_effort_granted_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +280,7 @@ class Explanation:
     preempt_ns, preempt_expected_ns
                     work in flight that an arrival may have to wait for: at most, on average
     is_guess        the times are borrowed from other sizes, or of one first run
+    is_cost_doubtful  what sync points cost was measured on a busy machine
     """
 
     name: str
@@ -301,6 +305,7 @@ class Explanation:
     preempt_ns: int
     preempt_expected_ns: int
     is_guess: bool
+    is_cost_doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ class NodeStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DeviceStatus(_message.Message):
-    __slots__ = ("name", "state", "description", "pid", "restarts", "requests_in_flight", "queued", "preemptions", "bound_ns", "window", "memory_bytes", "device_busy_ns")
+    __slots__ = ("name", "state", "description", "pid", "restarts", "requests_in_flight", "queued", "preemptions", "bound_ns", "window", "memory_bytes", "device_busy_ns", "best_effort_grants", "best_effort_granted_ns")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,8 @@ class DeviceStatus(_message.Message):
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BUSY_NS_FIELD_NUMBER: _ClassVar[int]
+    BEST_EFFORT_GRANTS_FIELD_NUMBER: _ClassVar[int]
+    BEST_EFFORT_GRANTED_NS_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     description: str
@@ -36,7 +38,9 @@ class DeviceStatus(_message.Message):
     window: int
     memory_bytes: int
     device_busy_ns: int
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., description: _Optional[str] = ..., pid: _Optional[int] = ..., restarts: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., queued: _Optional[int] = ..., preemptions: _Optional[int] = ..., bound_ns: _Optional[int] = ..., window: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., device_busy_ns: _Optional[int] = ...) -> None: ...
+    best_effort_grants: int
+    best_effort_granted_ns: int
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., description: _Optional[str] = ..., pid: _Optional[int] = ..., restarts: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., queued: _Optional[int] = ..., preemptions: _Optional[int] = ..., bound_ns: _Optional[int] = ..., window: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., device_busy_ns: _Optional[int] = ..., best_effort_grants: _Optional[int] = ..., best_effort_granted_ns: _Optional[int] = ...) -> None: ...
 
 class NodeStatusResponse(_message.Message):
     __slots__ = ("version", "ready", "uptime_ns", "devices", "reason")
@@ -218,7 +222,7 @@ class ExplainModelRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., sizes: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ExplainModelResponse(_message.Message):
-    __slots__ = ("name", "version", "device", "sizes", "inputs", "priority_class", "mode", "reason", "bound", "group_count", "group_ns", "run_ns", "slice_count", "slices", "window", "slice_ns", "floor", "is_floor_over_bound", "exec_ns", "preempt_ns", "preempt_expected_ns", "is_guess")
+    __slots__ = ("name", "version", "device", "sizes", "inputs", "priority_class", "mode", "reason", "bound", "group_count", "group_ns", "run_ns", "slice_count", "slices", "window", "slice_ns", "floor", "is_floor_over_bound", "exec_ns", "preempt_ns", "preempt_expected_ns", "is_guess", "is_cost_doubtful")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +245,7 @@ class ExplainModelResponse(_message.Message):
     PREEMPT_NS_FIELD_NUMBER: _ClassVar[int]
     PREEMPT_EXPECTED_NS_FIELD_NUMBER: _ClassVar[int]
     IS_GUESS_FIELD_NUMBER: _ClassVar[int]
+    IS_COST_DOUBTFUL_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     device: str
@@ -263,7 +268,8 @@ class ExplainModelResponse(_message.Message):
     preempt_ns: int
     preempt_expected_ns: int
     is_guess: bool
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., sizes: _Optional[_Iterable[_Union[SizeDetail, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[SizedTensor, _Mapping]]] = ..., priority_class: _Optional[str] = ..., mode: _Optional[str] = ..., reason: _Optional[str] = ..., bound: _Optional[_Union[BoundDetail, _Mapping]] = ..., group_count: _Optional[int] = ..., group_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[int] = ..., slice_count: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[SliceDetail, _Mapping]]] = ..., window: _Optional[int] = ..., slice_ns: _Optional[int] = ..., floor: _Optional[_Union[GroupDetail, _Mapping]] = ..., is_floor_over_bound: _Optional[bool] = ..., exec_ns: _Optional[int] = ..., preempt_ns: _Optional[int] = ..., preempt_expected_ns: _Optional[int] = ..., is_guess: _Optional[bool] = ...) -> None: ...
+    is_cost_doubtful: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., sizes: _Optional[_Iterable[_Union[SizeDetail, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[SizedTensor, _Mapping]]] = ..., priority_class: _Optional[str] = ..., mode: _Optional[str] = ..., reason: _Optional[str] = ..., bound: _Optional[_Union[BoundDetail, _Mapping]] = ..., group_count: _Optional[int] = ..., group_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[int] = ..., slice_count: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[SliceDetail, _Mapping]]] = ..., window: _Optional[int] = ..., slice_ns: _Optional[int] = ..., floor: _Optional[_Union[GroupDetail, _Mapping]] = ..., is_floor_over_bound: _Optional[bool] = ..., exec_ns: _Optional[int] = ..., preempt_ns: _Optional[int] = ..., preempt_expected_ns: _Optional[int] = ..., is_guess: _Optional[bool] = ..., is_cost_doubtful: _Optional[bool] = ...) -> None: ...
 
 class SizeDetail(_message.Message):
     __slots__ = ("name", "size")

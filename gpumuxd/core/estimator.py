@@ -17,7 +17,11 @@ from gpumuxd.domain import Bucket
 from gpumuxd.events import ModelProfile
 
 BUCKETS_MAX = 64
-"""Tables kept per model. Further buckets are guessed from these and not learnt."""
+"""Tables kept per model. Further buckets are guessed from these."""
+
+PASSING_MAX = 64
+"""Tables of further buckets, kept while they are among the last so many that were asked for: to
+guess takes a while, and somebody waits. They promise nothing, lend nothing and are forgotten."""
 
 DRIFT_SAMPLES = 16
 """Slices in a row that must deviate to one side. Fewer than a table's median needs to follow, or
@@ -33,12 +37,13 @@ DRIFT_SPREAD_SHIFT = 3
 class Estimates:
     """What is believed of one model, bucket by bucket."""
 
-    __slots__ = ("_tables", "group_count")
+    __slots__ = ("_passing", "_tables", "group_count")
 
     def __init__(self, profile: ModelProfile) -> None:
         assert profile.group_count >= 1, "a program has at least one group"
         self.group_count = profile.group_count
         self._tables: dict[Bucket, BucketTable] = {}
+        self._passing: dict[Bucket, BucketTable] = {}  # the one last asked for is last
         for bucket, group_ns in profile.group_ns.items():
             table = BucketTable(self.group_count)
             table.set_base(group_ns, profile.run_ns.get(bucket, sum(group_ns)))
@@ -51,31 +56,48 @@ class Estimates:
         Who measures a bucket must not borrow: a guess would be held against others meanwhile.
         """
         table = self._tables.get(bucket)
-        if table is not None and table.prefix:  # as `is_known`
+        if table is not None and table.is_known:
             return table
-        known = self._known() if may_borrow else {}
         if table is None:
-            table = BucketTable(self.group_count)
+            table = self._passing.pop(bucket, None) or BucketTable(self.group_count)
             if len(self._tables) < BUCKETS_MAX:
                 self._tables[bucket] = table
-        if known:
-            *group_ns, run_ns = times_at(bucket, known)
-            table.set_base(group_ns, run_ns, is_guess=True)
+            else:
+                self._passing[bucket] = table
+                if len(self._passing) > PASSING_MAX:
+                    del self._passing[next(iter(self._passing))]
+        if may_borrow and not table.is_known:
+            known = self._known()
+            if known:
+                *group_ns, run_ns = times_at(bucket, known, lambda near: _times(known[near]))
+                table.set_base(group_ns, run_ns, is_guess=True)
         return table
+
+    def seen(self, bucket: Bucket) -> BucketTable | None:
+        """The table of a bucket if there is one now."""
+        return self._tables.get(bucket) or self._passing.get(bucket)
+
+    def rescale(self, ratio: int, since_slice_no: int) -> None:
+        """All that is believed was wrong by this ratio."""
+        for table in (*self._tables.values(), *self._passing.values()):
+            table.rescale(ratio, since_slice_no)
 
     def tables(self) -> list[tuple[Bucket, BucketTable]]:
         """Every table, in the order in which the buckets were seen."""
         return list(self._tables.items())
 
-    def _known(self) -> dict[Bucket, Times]:
-        """What may be borrowed: times of groups and of a run. What was borrowed itself says
-        nothing that its lenders don't."""
+    def _known(self) -> dict[Bucket, BucketTable]:
+        """From whom may be borrowed. What was borrowed itself says nothing that its lenders
+        don't."""
         known = {bucket: table for bucket, table in self._tables.items() if table.is_known}
         own = {b: table for b, table in known.items() if table.is_measured or not table.is_guess}
-        return {
-            bucket: (*map(sub, table.prefix[1:], table.prefix), table.run_ns)
-            for bucket, table in (own or known).items()
-        }
+        return own or known
+
+
+def _times(table: BucketTable) -> Times:
+    """What is borrowed: the times of groups, and of a run."""
+    prefix = table.prefix
+    return (*map(sub, prefix[1:], prefix), table.run_ns)
 
 
 class Drift:
@@ -158,8 +180,7 @@ class Estimator:
             return False
         self.rescales += 1
         for estimates in self._models.values():
-            for _, table in estimates.tables():
-                table.rescale(common, since_slice_no)
+            estimates.rescale(common, since_slice_no)
         return True
 
     def record_interference(self, predicted_ns: int, device_ns: int) -> None:

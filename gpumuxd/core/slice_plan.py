@@ -10,10 +10,12 @@ A slice is cut by time, `slice_ns`, not by a count, since groups differ in lengt
 length. The lengths that are tried are finer than the grid of the paper, whose steps of two and more
 are too coarse for programs of a few dozen groups (the paper's have a thousand kernels).
 
-SLOs missed are counted in percent of the moments at which a request may come, because a worst case
-would call a model with one long group lost and then protect nobody: of a co-resident model,
-those in which more is in flight than its laxity; of this one, all or none, by its own run, its
-sync points and one run of the longest that could be ordered ahead.
+SLOs missed are compared class by class, the highest first, so that nothing that a lower class
+declares costs a higher one anything; this program's own counts in the class of its work. Of each
+class the SLOS_MAX tightest count. They are counted in percent of the moments at which a request may
+come, because a worst case would call a model with one long group lost and then protect nobody: of a
+co-resident model, those in which more is in flight than its laxity; of this one, all or none, by
+its own run, its sync points and one run of the longest that could be ordered ahead.
 
 Plans are made when they are first needed and kept: making one takes about a millisecond for a
 hundred groups, a few in `slo`. `is_current` compares what a plan was made from, within NOTICEABLE.
@@ -32,7 +34,7 @@ from gpumuxd.core.delay_predictor import (
     weighed_ns,
 )
 from gpumuxd.core.slicing_mode import Mode
-from gpumuxd.domain import SyncCost
+from gpumuxd.domain import PriorityClass, SyncCost
 
 NOTICEABLE_SHIFT = 3
 """An estimate that moved by more than 1/8 makes a plan stale. The sum of delays is flat around
@@ -41,7 +43,17 @@ its least: half as much in length costs a tenth of a percent."""
 NOTICEABLE_NS = 5_000
 """A sync cost that moved by less makes no difference worth a new plan."""
 
+SLOS_MAX = 4
+"""Of each class; who may wait longer than those is late more rarely than they are."""
+
+SLICES_MAX = 512
+"""The finest cut of a long program has about so many slices, or making a plan would take long."""
+
+WINDOWS_EACH = 4
+"""Up to that window each is tried, then powers of two."""
+
 _PERCENT_PPM = PPM // 100
+_MISSED_LIMIT = 100 * (SLOS_MAX + 1) + 1  # more than the sum of one class
 _LENGTHS_EXACT = 10
 """Up to so many groups each number is tried, then steps of a quarter."""
 
@@ -63,6 +75,7 @@ class Basis(NamedTuple):
     slos: tuple[Slo, ...]  # of the models that could be ordered ahead; empty unless in `slo`
     own_slo_ns: int  # of the program's model, 0 if it has none
     share_ppm: int  # of its runs that are preempted, as far as that is weighed
+    rank: int = 0  # the class of the work
 
 
 class SlicePlan:
@@ -72,6 +85,7 @@ class SlicePlan:
         "basis",
         "bounds",
         "delay",
+        "is_new",
         "longest_ns",
         "prefix",
         "slice_ns",
@@ -91,6 +105,7 @@ class SlicePlan:
         # What it was last held against, by identity: `slicing.choose` looks no further.
         self.prefix = prefix
         self.bounds: object = None
+        self.is_new = True  # until the first slice by it
 
     def is_current(self, basis: Basis, total_ns: int, longest_ns: int) -> bool:
         """Would a plan that is made now be made from about the same?"""
@@ -143,7 +158,7 @@ def cut(prefix: list[int], slice_ns: int) -> list[int]:
 def lengths_ns(prefix: Sequence[int]) -> Iterator[int]:
     """The slice lengths that are tried, ascending; the last one is the whole run."""
     groups, total_ns = len(prefix) - 1, prefix[-1]
-    count = 1
+    count = max(1, groups // SLICES_MAX)
     while count < groups:
         yield max(1, total_ns * count // groups)
         count += 1 if count < _LENGTHS_EXACT else count >> 2
@@ -155,14 +170,16 @@ def make_plan(basis: Basis, prefix: list[int], outstanding_ns_max: int) -> Slice
     assert basis.costs, "without the cost of a sync point there is nothing to choose by"
     outstanding_ns_max = outstanding_ns_max or prefix[-1]
     best: tuple[tuple[int, int, int, int], int, int, Delay] | None = None
+    costs = [cost for cost in basis.costs if _is_tried(cost.window)]
+    slos = _weighed(basis.slos) if basis.mode is Mode.SLO else []
     round_trip_ns = basis.costs[0].sync_ns if basis.costs[0].window == 1 else 0
     for slice_ns in lengths_ns(prefix):
         ends_ns = cut(prefix, slice_ns)
-        for cost in basis.costs:
+        for cost in costs:
             delay = predict_cut(ends_ns, outstanding_ns_max, cost, round_trip_ns)
             total_ns = weighed_ns(delay, basis.share_ppm)
             if basis.mode is Mode.SLO:
-                missed = _slos_missed(basis, ends_ns, cost, delay)
+                missed = _slos_missed(basis, slos, ends_ns, cost, delay)
                 key = (missed, total_ns, cost.window, -slice_ns)
             else:
                 key = (0, total_ns, cost.window, slice_ns)
@@ -172,16 +189,38 @@ def make_plan(basis: Basis, prefix: list[int], outstanding_ns_max: int) -> Slice
     return SlicePlan(basis, prefix, *best[1:])
 
 
-def _slos_missed(basis: Basis, ends_ns: list[int], cost: SyncCost, delay: Delay) -> int:
-    """Predicted, in percent of requests, summed over the co-resident models."""
-    # Who can't wait at all is late whatever is chosen.
-    missed = sum(
-        share_over_ppm(ends_ns, cost.window, slo.laxity_ns) // _PERCENT_PPM
-        for slo in basis.slos
-        if slo.laxity_ns
-    )
+def _is_tried(window: int) -> bool:
+    return window <= WINDOWS_EACH or window & (window - 1) == 0
+
+
+def _weighed(slos: Sequence[Slo]) -> list[Slo]:
+    """Those that count: the tightest of each class."""
+    counted: dict[int, int] = {}
+    weighed = []
+    for slo in sorted(slos, key=_laxity_ns):
+        counted[slo.rank] = counted.get(slo.rank, 0) + 1
+        if counted[slo.rank] <= SLOS_MAX:
+            weighed.append(slo)
+    return weighed
+
+
+def _laxity_ns(slo: Slo) -> int:
+    return slo.laxity_ns
+
+
+def _slos_missed(
+    basis: Basis, slos: list[Slo], ends_ns: list[int], cost: SyncCost, delay: Delay
+) -> int:
+    """Predicted, in percent of requests, summed over the models of a class; and one number of the
+    sums of all classes, in which no lower class outweighs a higher one."""
+    missed = [0] * len(PriorityClass)
+    for slo in slos:
+        missed[slo.rank] += share_over_ppm(ends_ns, cost.window, slo.laxity_ns) // _PERCENT_PPM
     if basis.own_slo_ns:
         stolen_ns = max((slo.run_ns for slo in basis.slos), default=0)
         run_ns = ends_ns[-1] + delay.exec_ns + stolen_ns
-        missed += 100 * (run_ns > basis.own_slo_ns)
-    return missed
+        missed[basis.rank] += 100 * (run_ns > basis.own_slo_ns)
+    number = 0
+    for percent in reversed(missed):
+        number = number * _MISSED_LIMIT + percent
+    return number

@@ -8,7 +8,10 @@ A *bound* belongs to a class: no arrival of that class may find more than that m
 in flight that it could be ordered ahead of, its own class included. A stated bound
 (`preemption_delay_ns_max`) holds for every class that some loaded model may be asked in; `auto`
 takes the smallest laxity of the models with an SLO whose `class_max` is that class, at most
-`slice_ns_max`. While the device was not told what its sync points cost, and with the baselines, a
+`slice_ns_max`. Work with a group longer than that does not keep it: strictly, the highest class
+that has an SLO decides whether its work is bounded (`Tier`), so that whatever lower classes declare
+leaves that bound in place. An SLO that no waiting at all could meet asks for nothing, as if there
+were none. While the device was not told what its sync points cost, and with the baselines, a
 model without SLO asks for `slice_ns_max`; after that it asks for none, since least delay is
 better. Work that nobody could be ordered ahead of is then only cut to keep slices at
 `slice_ns_max`, `window` of them in flight.
@@ -21,16 +24,17 @@ A *plan* says the length of slices and how many of them may be in flight. Those 
 classes count, since who follows them should not fill the lane; those of lower classes don't, since
 who preempts them should not wait for them to drain before it is launched.
 
-Decisions where the plan is silent. The laxity of a model is taken for its longest run that can
-meet its SLO at all: larger batches than that have no laxity to protect. In flight counts whole
-until it has passed; how far the head has run is not known well enough to be worth a shorter
-drain. Draining models count until their release. The baseline `none` launches whole inferences and
-keeps the measured window, the others keep the one they state. Measured work does not follow
-unmeasured work in a lane before that has passed, nor the other way round.
-"""
+Decisions where the plan is silent. The laxity of a model is taken for its longest run that can meet
+its SLO at all: larger batches than that have no laxity to protect. In flight counts whole until it
+has passed; how far the head has run is not known well enough to be worth a shorter drain. Draining
+models count until their release. Plans take long to make: one between two events, and who needs
+another waits for what is in flight. The baseline `none` launches whole inferences and keeps the
+measured window, the others keep the one they state. Measured work does not follow unmeasured work
+in a lane before that has passed, nor the other way round."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from gpumuxd.core.arrival_rates import share_ppm
 from gpumuxd.core.bucket_table import BucketTable
@@ -43,8 +47,12 @@ from gpumuxd.core.slicing_mode import Mode
 from gpumuxd.core.statistics import LAXITY_OF, LEAST_DELAY, SLICE_NS_MAX
 from gpumuxd.domain import CursorKind, PriorityClass, SyncCost
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
+from gpumuxd.units import ms_from_ns
 
 _CLASSES = len(PriorityClass)
+
+Covering = list[tuple[int, int]]
+"""Bounds with their class."""
 NOT_WEIGHED = (0,) * _CLASSES
 
 UNBOUNDED = 1 << 62
@@ -59,6 +67,31 @@ _OVER_BOUND = Blocked.OVER_BOUND
 _WINDOW_FULL = Blocked.WINDOW_FULL
 
 
+class Tier(NamedTuple):
+    """Bounds that work of some class is kept to if none of its groups is longer than the limit."""
+
+    limit_ns: int
+    covering: Covering
+    tightest_ns: int
+
+
+class Hopeless(NamedTuple):
+    """A model whose SLO not even a request that waits for nothing can meet."""
+
+    model: str
+    rank: int
+    run_ns: int  # the shortest that is known, with the round trip
+    slo_ns: int
+
+    @property
+    def in_words(self) -> str:
+        return (
+            f"{self.model} asks for no bound: its own run takes {ms_from_ns(self.run_ns):.3f} ms, "
+            f"{'more than' if self.run_ns > self.slo_ns else 'all of'} its SLO of "
+            f"{ms_from_ns(self.slo_ns):.3f} ms"
+        )
+
+
 class Bounds:
     """What the loaded models ask of work in flight, by class. Replaced, never changed."""
 
@@ -66,14 +99,16 @@ class Bounds:
         "arrival_gap_ns",
         "by_class",
         "costs",
-        "covering",
+        "decides",
         "floor_ns",
+        "has_planned",
+        "hopeless",
         "is_firm",
-        "kept_from",
         "origin",
         "origins",
         "pace_ns",
         "slos",
+        "tiers",
         "tightest_from",
     )
 
@@ -87,6 +122,7 @@ class Bounds:
         floor_ns: int = 0,
         costs: tuple[SyncCost, ...] = (),
         slos: tuple[Slo, ...] = (),
+        hopeless: tuple[Hopeless, ...] = (),
         arrival_gap_ns: tuple[int, ...] = NOT_WEIGHED,
     ) -> None:
         self.by_class = by_class  # UNBOUNDED where no loaded model gives the class one
@@ -101,27 +137,48 @@ class Bounds:
         may be in flight, alone."""
         self.costs = costs
         self.slos = slos
-        self.kept_from = [
-            UNBOUNDED
-            if is_firm
-            else min((slo.laxity_ns for slo in slos if slo.rank >= low), default=-1)
-            for low in range(_CLASSES)
-        ]
-        """For work of each class: the longest group with which it is cut by bounds; by a plan if
-        it has a longer one (`slicing_mode`)."""
+        self.hopeless = hopeless
+        self.has_planned = False
+        """Was a plan made since the launcher last began? The one thing here that changes."""
+        top = max((slo.rank for slo in slos), default=-1)
+        tightest = [slo for slo in slos if slo.rank == top]
+        self.decides: Slo | None = min(tightest, key=_laxity_ns) if tightest else None
+        """The tightest of the highest class: work with a longer group is cut by a plan."""
         self.arrival_gap_ns = arrival_gap_ns
         """For work of each class: between arrivals that go ahead of it; 0 where not weighed."""
         self.tightest_from = [min(by_class[index:]) for index in range(_CLASSES)]
         """For work of each class: the smallest bound of those who could be ordered ahead."""
-        self.covering = [
-            [
-                (rank, bound)
-                for rank, bound in enumerate(by_class)
-                if bound < UNBOUNDED and rank >= low
+        self.tiers = [self._tiers(low) for low in range(_CLASSES)]
+        """For work of each class: the bounds that it keeps, by its longest group, ascending. By a
+        plan if that is longer than all limits (`slicing_mode`)."""
+
+    def _tiers(self, low: int) -> list[Tier]:
+        limits_ns = [UNBOUNDED] * _CLASSES
+        if not self.is_firm:
+            decides = self.decides
+            if decides is None or decides.rank < low:
+                return []
+            for slo in self.slos:
+                limits_ns[slo.rank] = min(limits_ns[slo.rank], slo.laxity_ns)
+            top_ns = decides.laxity_ns
+            limits_ns = [min(limit_ns, top_ns) for limit_ns in limits_ns]
+        tiers = []
+        for limit_ns in sorted(set(limits_ns[low:])):
+            covering = [
+                (rank, self.by_class[rank])
+                for rank in range(low, _CLASSES)
+                if self.by_class[rank] < UNBOUNDED and limits_ns[rank] >= limit_ns
             ]
-            for low in range(_CLASSES)
-        ]
-        """For work of each class: the bounds that cover it, with their class."""
+            bounds_ns = [bound_ns for _, bound_ns in covering]
+            tiers.append(Tier(limit_ns, covering, min(bounds_ns, default=UNBOUNDED)))
+        return tiers
+
+    def tier_of(self, rank: int, longest_group_ns: int) -> Tier | None:
+        """The bounds that work of this class keeps; None: it goes by a plan."""
+        for tier in self.tiers[rank]:
+            if longest_group_ns <= tier.limit_ns:
+                return tier
+        return None
 
     def of(self, priority_class: PriorityClass) -> int | None:
         """The bound of one class, None where it has none."""
@@ -147,8 +204,13 @@ _COMPARED = (
     "floor_ns",
     "costs",
     "slos",
+    "hopeless",
     "arrival_gap_ns",
 )
+
+
+def _laxity_ns(slo: Slo) -> int:
+    return slo.laxity_ns
 
 
 def _known(bound_ns: int) -> int | None:
@@ -172,20 +234,24 @@ def bounds_of(
     stated_ns, slice_ns_max = settings.preemption_delay_ns_max, settings.slice_ns_max
     is_firm = stated_ns is not None or settings.slicing is not _ADAPTIVE or not costs
     origins = [SLICE_NS_MAX if is_firm else LEAST_DELAY] * _CLASSES
-    floor_ns, slos = 0, []
+    floor_ns = 0
+    slos: list[Slo] = []
+    hopeless: list[Hopeless] = []
     for model in models:
         rank = int(model.class_max)
         floor_ns = max([floor_ns, *(t.longest_group_ns for _, t in model.estimates.tables())])
         if stated_ns is not None:
             bound_ns, origin = stated_ns, "preemption_delay_ns_max"
-        elif model.slo_ns is not None:
-            slo = slo_of(model, model.slo_ns, round_trip_ns)
-            slos.append(slo)
-            bound_ns, origin = slo.laxity_ns, f"{LAXITY_OF}{model.key}"
-            if bound_ns >= slice_ns_max:
-                bound_ns, origin = slice_ns_max, SLICE_NS_MAX
         else:
             bound_ns, origin = slice_ns_max if is_firm else UNBOUNDED, origins[rank]
+            slo = slo_of(model, round_trip_ns)
+            if isinstance(slo, Hopeless):
+                hopeless.append(slo)
+            elif slo is not None:
+                slos.append(slo)
+                bound_ns, origin = slo.laxity_ns, f"{LAXITY_OF}{model.key}"
+                if bound_ns >= slice_ns_max:
+                    bound_ns, origin = slice_ns_max, SLICE_NS_MAX
         if bound_ns < by_class[rank]:
             by_class[rank], origins[rank] = bound_ns, origin
         pace_ns[rank] = min(pace_ns[rank], slice_ns_max if bound_ns == UNBOUNDED else bound_ns)
@@ -197,24 +263,29 @@ def bounds_of(
         floor_ns=floor_ns,
         costs=() if is_firm else costs,
         slos=() if is_firm else tuple(slos),
+        hopeless=tuple(hopeless),
         arrival_gap_ns=arrival_gap_ns,
     )
     return before if before is not None and before.is_same(bounds) else bounds
 
 
-def slo_of(model: Model, slo_ns: int, round_trip_ns: int) -> Slo:
-    """How long a request of this model may wait and still meet its SLO; never negative."""
+def slo_of(model: Model, round_trip_ns: int) -> Slo | Hopeless | None:
+    """How long a request of this model may wait, more than 0, and still meet its SLO, if any."""
+    slo_ns = model.slo_ns
+    if slo_ns is None:
+        return None
     budget_ns = slo_ns - round_trip_ns
-    fitting_ns, is_known = 0, False
+    fitting_ns = shortest_ns = 0
     for _, table in model.estimates.tables():
         run_ns = table.run_ns
         if run_ns:
-            is_known = True
-            if fitting_ns < run_ns <= budget_ns:
+            shortest_ns = min(shortest_ns or run_ns, run_ns)
+            if fitting_ns < run_ns < budget_ns:
                 fitting_ns = run_ns
-    can_be_met = budget_ns > 0 and (fitting_ns > 0 or not is_known)
-    laxity_ns = budget_ns - fitting_ns if can_be_met else 0
-    return Slo(model.key, int(model.class_max), laxity_ns, fitting_ns)
+    rank = int(model.class_max)
+    if budget_ns <= 0 or (shortest_ns > 0 and fitting_ns == 0):
+        return Hopeless(model.key, rank, shortest_ns + round_trip_ns, slo_ns)
+    return Slo(model.key, rank, budget_ns - fitting_ns, fitting_ns)
 
 
 def choose(
@@ -236,9 +307,10 @@ def choose(
         end = _fixed_end(cursor, settings)
         return end, prefix[end] - prefix[next_group], None
 
-    if table.longest_group_ns > bounds.kept_from[cursor.rank]:
+    tier = bounds.tier_of(cursor.rank, table.longest_group_ns)
+    if tier is None:
         return _planned(cursor, queue, bounds)
-    covering, covered_ns = bounds.covering[cursor.rank], queue.covered_ns
+    covering, covered_ns = tier.covering, queue.covered_ns
     target_ns = settings.slice_ns_max
     if covering:
         room_ns = UNBOUNDED
@@ -246,7 +318,7 @@ def choose(
             left_ns = bound_ns - covered_ns[rank]
             if left_ns < room_ns:
                 room_ns = left_ns
-        share_ns = bounds.tightest_from[cursor.rank] // queue.window
+        share_ns = tier.tightest_ns // queue.window
         if share_ns < target_ns:
             target_ns = share_ns
     else:
@@ -295,7 +367,11 @@ def _planned(cursor: Cursor, queue: LaunchQueue, bounds: Bounds) -> tuple[int, i
     prefix = table.prefix
     plan = table.plans[rank]
     if plan is None or plan.prefix is not prefix or plan.bounds is not bounds:
+        if bounds.has_planned and queue.flights:  # there is time until those have passed
+            return 0, 0, _WINDOW_FULL
         plan = plan_of(cursor.model, table, rank, bounds)
+        bounds.has_planned |= plan.is_new
+        plan.is_new = False
     flights, window = queue.flights, plan.window
     if len(flights) >= window:
         for flight in flights:
@@ -317,6 +393,7 @@ def plan_of(model: Model, table: BucketTable, rank: int, bounds: Bounds) -> Slic
         slos,
         (model.slo_ns or 0) if slos else 0,
         share_ppm(table.prefix[-1], bounds.arrival_gap_ns[rank]),
+        rank,
     )
     plan = table.plans[rank]
     if plan is None or not plan.is_current(basis, table.prefix[-1], table.longest_group_ns):

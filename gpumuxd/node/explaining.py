@@ -48,8 +48,8 @@ async def explain_model(
         names = (symbol.name for symbol in replica.artifact.spec.symbols)
         at = ", ".join(f"{each} {size}" for each, size in zip(names, bucket, strict=True))
         raise ModelNotReady(
-            f"model {name!r} version {replica.version} was never run at {at or 'its sizes'}: "
-            "explain a size that was, or send a request of this one first"
+            f"of model {name!r} version {replica.version} nothing is remembered at "
+            f"{at or 'its sizes'}: explain sizes that were run, or send a request of these first"
         )
 
     def name_of(key: str) -> str:

@@ -181,7 +181,8 @@ class LaunchCheck:
             model.ready.slo_ns is not None and model.ready.class_max >= priority_class
             for model in self._world.models.values()
         )
-        return (SLO, BOUNDED) if has_slo else (LEAST_DELAY,)
+        # Whether an SLO can be met at all does, too; if not there is none.
+        return (SLO, LEAST_DELAY, BOUNDED) if has_slo else (LEAST_DELAY,)
 
     def _may_choose(self) -> bool:
         settings = self._settings
@@ -196,7 +197,7 @@ class LaunchCheck:
         asked = (work.slice_id, priority_class)
         if self._asked != asked:  # an explanation takes longer than a decision
             told = self._explain(work.model, work.bucket, priority_class)
-            is_chosen = told is not None and told.mode == self._modes(priority_class)[0]
+            is_chosen = told is not None and told.mode in (SLO, LEAST_DELAY)
             self._asked, self._told = asked, told if is_chosen else None
         return self._told
 

@@ -3,7 +3,8 @@
 import pytest
 
 from gpumuxd.core.bucket_table import ONE, BucketTable
-from gpumuxd.core.estimator import BUCKETS_MAX, DRIFT_SAMPLES, Estimates, Estimator
+from gpumuxd.core.estimator import BUCKETS_MAX, DRIFT_SAMPLES, PASSING_MAX, Estimates, Estimator
+from gpumuxd.domain import Bucket
 from gpumuxd.events import ModelProfile
 
 THREE = ModelProfile(2, {(1,): (10, 20), (4,): (40, 50), (16,): (160, 170)}, {})
@@ -74,6 +75,18 @@ def test_tables_are_kept_up_to_a_limit_and_predict_beyond_it() -> None:
     estimates = Estimates(ModelProfile(1, {(1,): (10,)}, {}))
     for size in range(1, 3 * BUCKETS_MAX):
         assert estimates.table((size,)).run_ns > 0
+    assert len(estimates.tables()) == BUCKETS_MAX
+
+
+def test_one_size_too_many_is_guessed_once_while_it_is_asked_for() -> None:
+    estimates = Estimates(ModelProfile(1, {(n,): (10 * n,) for n in range(1, BUCKETS_MAX + 1)}, {}))
+    often = estimates.table((1_000,))
+    assert (often.is_guess, often.run_ns) == (True, 10_000)
+    for size in range(PASSING_MAX * 3):
+        once = estimates.table((2_000 + size,))
+        assert estimates.table((1_000,)) is often
+        assert estimates.seen((2_000 + size,)) is once
+    assert estimates.seen((2_000,)) is None, "forgotten"
     assert len(estimates.tables()) == BUCKETS_MAX
 
 
@@ -162,3 +175,28 @@ def test_unpredicted_work_says_nothing_of_interference() -> None:
     estimator = Estimator()
     estimator.record_interference(0, 1_000_000)
     assert estimator.interference == ONE
+
+
+def test_a_rescale_folds_only_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of tables folded at one event would stop everything for a second."""
+    estimator = Estimator()
+    group_ns: dict[Bucket, tuple[int, ...]] = {
+        (size,): (1_000 * size, 500) for size in range(1, 41)
+    }
+    tables = [t for _, t in estimator.add(1, ModelProfile(2, group_ns, {})).tables()]
+    folded: list[BucketTable] = []
+    fold = BucketTable._fold
+
+    def counted(table: BucketTable) -> None:
+        folded.append(table)
+        fold(table)
+
+    monkeypatch.setattr(BucketTable, "_fold", counted)
+    for estimates in estimator._models.values():
+        estimates.rescale(ONE * 3 // 2, 1)
+    assert folded == []
+    assert [table.run_ns for table in tables] == [1_500 * n + 750 for n in range(1, 41)]
+    assert [table.longest_group_ns for table in tables] == [1_500 * n for n in range(1, 41)]
+    assert tables[3].prefix == [0, 6_000, 6_750]
+    assert tables[3].prefix[1] == tables[3].longest_group_ns
+    assert folded == [tables[3]]

@@ -1,11 +1,20 @@
 """Times at sizes that were never run, in columns; and whatever is affine, exactly."""
 
+import random
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumuxd.core.interpolation import Times, times_at
+from gpumuxd.core import interpolation
+from gpumuxd.core.interpolation import LINES_MAX, Times
 from gpumuxd.domain import Bucket
+
+
+def times_at(bucket: Bucket, known: dict[Bucket, Times]) -> Times:
+    return interpolation.times_at(bucket, known, known.__getitem__)
+
 
 ONE = {(4,): (400,)}
 TWO = {(4,): (140,), (8,): (180,)}  # 100 + 10 n
@@ -68,7 +77,7 @@ SIZES = st.integers(1, 200)
 def test_what_is_affine_is_found_exactly(
     lines: list[tuple[int, int]], sizes: set[int], size: int
 ) -> None:
-    known = {(n,): tuple(a + b * n for a, b in lines) for n in sizes}
+    known: dict[Bucket, Times] = {(n,): tuple(a + b * n for a, b in lines) for n in sizes}
     assert times_at((size,), known) == tuple(a + b * size for a, b in lines)
 
 
@@ -86,7 +95,7 @@ def test_a_grid_is_exact_in_both_dimensions(
         fixed, row, column, both = factors
         return fixed + row * n + column * s + both * n * s
 
-    known = {(n, s): (truth(n, s),) for n in batches for s in lengths}
+    known: dict[Bucket, Times] = {(n, s): (truth(n, s),) for n in batches for s in lengths}
     assert times_at(bucket, known) == (truth(*bucket),)
 
 
@@ -103,3 +112,38 @@ def test_no_sizes_and_no_times_are_too_odd(
     (found,) = times_at(bucket, known)
     assert found >= 0
     assert times_at(bucket, known) == (found,)
+
+
+def looked_up(bucket: Bucket, known: set[Bucket]) -> list[Bucket]:
+    asked: list[Bucket] = []
+
+    def times_of(near: Bucket) -> Times:
+        asked.append(near)
+        return (1_000,)
+
+    interpolation.times_at(bucket, known, times_of)
+    return asked
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 5, 8, 16])
+@pytest.mark.parametrize("sizes", [2, 3, 8, 64])
+def test_a_bucket_asks_few_whatever_is_known(dimensions: int, sizes: int) -> None:
+    """It would be exponential in dimensions to try all ways; somebody waits for the answer."""
+    rng = random.Random(dimensions * 100 + sizes)
+    for _ in range(5):
+        known = {tuple(1 + rng.randrange(sizes) for _ in range(dimensions)) for _ in range(64)}
+        assert len(looked_up((sizes + 1,) * dimensions, known)) <= LINES_MAX + 1
+
+
+def test_steps_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are on diagonals, so no way leads along dimensions: most would be looked at in vain."""
+    visits: list[int] = []
+    along = interpolation._Walk.along
+
+    def counted(walk: interpolation._Walk, *rest: Any) -> Any:
+        visits.append(1)
+        return along(walk, *rest)
+
+    monkeypatch.setattr(interpolation._Walk, "along", counted)
+    looked_up((7,) * 16, {(n, *[1 + n % 3] * 15) for n in range(64)})
+    assert len(visits) <= interpolation.VISITS_MAX + 16

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumuxd.core.delay_predictor import GRID, PPM, predict_cut, weighed_ns
-from gpumuxd.core.slice_plan import Basis, Slo, cut, lengths_ns, make_plan
+from gpumuxd.core.slice_plan import (
+    SLICES_MAX,
+    SLOS_MAX,
+    Basis,
+    Slo,
+    cut,
+    lengths_ns,
+    make_plan,
+)
 from gpumuxd.core.slicing_mode import Mode
 from gpumuxd.domain import SyncCost
 
@@ -93,12 +101,16 @@ def test_nothing_on_the_papers_grid_is_much_better(
     for groups in GRID:
         slices = cut(ends, min(groups * ends[-1] // len(group_ns), ends[-1]) or 1)
         for cost in costs:
-            delay = predict_cut(slices, ends[-1], cost)
+            delay = predict_cut(slices, ends[-1], cost, sync_ns[0])
             assert weighed_ns(plan.delay, share_ppm) <= weighed_ns(delay, share_ppm) * 4 // 3 + 1
 
 
 def voice(laxity_ns: int, run_ns: int = 1, rank: int = 2, model: str = "voice") -> Slo:
     return Slo(model, rank, laxity_ns, run_ns)
+
+
+CROWD = [voice(401, 500, rank=0, model=str(n)) for n in range(9)]
+"""Who want as few sync points as can be: their runs leave this program nothing of its SLO."""
 
 
 @pytest.mark.parametrize(
@@ -111,7 +123,9 @@ def voice(laxity_ns: int, run_ns: int = 1, rank: int = 2, model: str = "voice") 
         ("nobody can wait at all: least delay is as good as any", TWO, [voice(0)], 0, 30, 2),
         ("the tighter of two", TWO, [voice(500), voice(25, model="b")], 0, 10, 2),
         # 400 of work, 5, one run of voice, and 20 for each slice: 8 of them are in time
-        ("its own SLO forbids so many sync points", ALONE, [voice(45, 50)], 620, 50, 1),
+        ("its own SLO forbids so many sync points", ALONE, [voice(45, 50, rank=0)], 620, 50, 1),
+        ("but a higher class comes first", ALONE, [voice(45, 50)], 620, 40, 1),
+        ("nobody of a lower class outweighs it", TWO, [voice(45), *CROWD], 620, 20, 2),
         ("its own SLO is lost anyway", ALONE, [voice(45, 50)], 420, 40, 1),
     ],
 )
@@ -175,3 +189,21 @@ PLANNED = Basis(Mode.SLO, TWO, (voice(80, 160),), 1_000, 500_000)
 def test_only_what_is_noticeable_makes_a_plan_stale(change: Change, is_current: bool) -> None:
     plan = make_plan(PLANNED, prefix(TENS), 0)
     assert plan.is_current(change.basis, change.total_ns, change.longest_ns) == is_current
+
+
+def test_the_tightest_of_a_class_count_and_a_crowd_costs_no_more() -> None:
+    few = [voice(20 + n, model=str(n)) for n in range(SLOS_MAX)]
+    crowd = [*few, *(voice(300, model=f"more{n}") for n in range(50))]
+    plans = [make_plan(basis(TWO, *slos), prefix(TENS), 0) for slos in (few, crowd[::-1])]
+    assert (plans[0].slice_ns, plans[0].window) == (plans[1].slice_ns, plans[1].window)
+
+
+def test_long_programs_and_wide_windows_are_not_tried_out_in_full() -> None:
+    long = prefix([10] * 20 * SLICES_MAX)
+    assert len(cut(long, next(lengths_ns(long)))) - 1 <= SLICES_MAX
+    assert len(list(lengths_ns(long))) < 40
+    costs = tuple(SyncCost(window, 100 // window, 0) for window in range(1, 65))
+    tried: set[int] = set()
+    for share_ppm in (0, PPM // 1000, PPM // 10, PPM):
+        tried.add(make_plan(basis(costs, share_ppm=share_ppm), prefix(TENS), 0).window)
+    assert tried <= {1, 2, 3, 4, 8, 16, 32, 64}

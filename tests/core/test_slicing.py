@@ -8,11 +8,11 @@ from gpumuxd.core.eligibility import Blocked
 from gpumuxd.core.launch_queue import LaunchQueue
 from gpumuxd.core.model import Model
 from gpumuxd.core.slice_plan import Slo
-from gpumuxd.core.slicing import UNBOUNDED, Bounds
+from gpumuxd.core.slicing import UNBOUNDED, Bounds, Hopeless
 from gpumuxd.domain import CursorKind, PriorityClass, SyncCost
 from gpumuxd.events import ModelProfile
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
-from tests.core.conversation import BEST_EFFORT, COMPUTE, MS, REALTIME, STANDARD
+from tests.core.conversation import BEST_EFFORT, COMPUTE, HIGH, MS, REALTIME, STANDARD
 from tests.core.objects import fly, make_cursor, make_model
 
 NONE = UNBOUNDED
@@ -43,6 +43,7 @@ def choose(
     cursor.next_group = next_group
     if not isinstance(bounds, Bounds):
         bounds = Bounds(bounds, [""] * 3)
+    bounds.has_planned = False  # as at the begin of each poll
     end, predicted_ns, blocked = slicing.choose(cursor, queue, bounds, settings)
     return blocked or (end, predicted_ns)
 
@@ -146,7 +147,9 @@ def test_without_slicing_the_rest_of_the_inference_is_one_slice() -> None:
 
 def with_runs(slo_ns: int | None, *runs_ns: int, key: str = "m", class_max: int = 2) -> Model:
     """A model with one bucket for each run time, one group each."""
-    group_ns = {(size,): (run_ns,) for size, run_ns in enumerate(runs_ns, start=1)}
+    group_ns: dict[tuple[int, ...], tuple[int, ...]] = {
+        (size,): (run_ns,) for size, run_ns in enumerate(runs_ns, start=1)
+    }
     measured = ModelProfile(1, group_ns, {})
     return make_model(key=key, slo_ns=slo_ns, measured=measured, class_max=PriorityClass(class_max))
 
@@ -156,16 +159,88 @@ def with_runs(slo_ns: int | None, *runs_ns: int, key: str = "m", class_max: int 
     [
         (600, (500,), 0, 100),
         (600, (500,), 40, 60),
-        (600, (500,), 101, 0),  # cannot be met at all
+        (600, (500,), 99, 1),
         (600, (100, 200, 550), 0, 50),  # the longest that can be met
         (600, (100, 200, 700), 0, 400),  # 700 never can: nothing to protect
-        (600, (700,), 0, 0),
         (600, (), 0, 600),  # not measured yet
     ],
 )
 def test_laxity(slo_ns: int, runs_ns: tuple[int, ...], round_trip_ns: int, laxity_ns: int) -> None:
-    slo = slicing.slo_of(with_runs(slo_ns, *runs_ns, class_max=1), slo_ns, round_trip_ns)
+    slo = slicing.slo_of(with_runs(slo_ns, *runs_ns, class_max=1), round_trip_ns)
+    assert isinstance(slo, Slo)
     assert (slo.model, slo.rank, slo.laxity_ns) == ("m", 1, laxity_ns)
+
+
+@pytest.mark.parametrize(
+    ("slo_ns", "runs_ns", "round_trip_ns", "run_ns"),
+    [
+        (600, (500,), 100, 600),
+        (600, (500,), 101, 601),
+        (600, (700, 900), 0, 700),  # the shortest
+        (600, (600,), 0, 600),
+        (600, (), 600, 600),
+    ],
+)
+def test_who_could_not_even_wait_for_nothing_asks_for_no_bound(
+    slo_ns: int, runs_ns: tuple[int, ...], round_trip_ns: int, run_ns: int
+) -> None:
+    model = with_runs(slo_ns, *runs_ns)
+    assert slicing.slo_of(model, round_trip_ns) == Hopeless("m", 2, run_ns, slo_ns)
+    bounds = slicing.bounds_of([model], SETTINGS, round_trip_ns, costs=COSTS)
+    assert (bounds.by_class, bounds.slos, len(bounds.hopeless)) == ([NONE] * 3, (), 1)
+
+
+@pytest.mark.parametrize(
+    ("lower_ns", "longest_ns", "expected"),
+    [
+        # REALTIME may wait 100: that holds whatever lower classes may wait
+        (None, 100, (100, 2)),
+        (1, 100, (100, 2)),
+        (99, 100, (100, 2)),
+        (60, 100, (100, 2)),
+        # what a lower class can keep it keeps, and it makes nothing longer
+        (60, 60, (60, 0)),
+        (60, 61, (100, 2)),
+        (500, 100, (100, 2)),
+        # a group that REALTIME's laxity has no room for: by a plan, whatever lower classes say
+        (None, 101, None),
+        (500, 101, None),
+    ],
+)
+@pytest.mark.parametrize("lower", [BEST_EFFORT, STANDARD])
+def test_the_highest_class_decides_and_no_lower_one_lifts_its_bound(
+    lower: PriorityClass, lower_ns: int | None, longest_ns: int, expected: tuple[int, int] | None
+) -> None:
+    models = [with_runs(110, 10, key="voice")]
+    if lower_ns is not None:
+        models.append(with_runs(lower_ns + 10, 10, key="other", class_max=lower))
+    bounds = slicing.bounds_of(models, SETTINGS, 0, costs=COSTS)
+    tier = bounds.tier_of(0, longest_ns)
+    if expected is None:
+        assert tier is None
+        return
+    assert tier is not None
+    tightest_ns, rank = expected
+    assert tier.tightest_ns == tightest_ns
+    assert (REALTIME, 100) in tier.covering
+    assert ((lower, lower_ns) in tier.covering) == (lower_ns is not None and lower_ns >= longest_ns)
+    assert rank == REALTIME or (lower, tightest_ns) in tier.covering
+
+
+def test_one_plan_is_made_at_a_time() -> None:
+    """Who needs another waits for what is in flight, if anything is."""
+    bounds = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=COSTS)
+    queue = LaunchQueue(COMPUTE, 4, 0)
+    first, second = (make_cursor(n, make_model(*TENS), BEST_EFFORT) for n in (1, 2))
+    assert slicing.choose(first, queue, bounds, SETTINGS) == (3, 30, None)
+    fly(queue, first, 30)
+    assert slicing.choose(first, queue, bounds, SETTINGS) == (3, 30, None), "its plan is made"
+    assert slicing.choose(second, queue, bounds, SETTINGS)[2] is Blocked.WINDOW_FULL
+    bounds.has_planned = False  # the next poll
+    assert slicing.choose(second, queue, bounds, SETTINGS) == (3, 30, None)
+    third = make_cursor(3, make_model(*TENS), BEST_EFFORT)
+    empty = LaunchQueue(HIGH, 4, 0)
+    assert slicing.choose(third, empty, bounds, SETTINGS) == (3, 30, None), "or nothing would run"
 
 
 @pytest.mark.parametrize(
@@ -349,4 +424,6 @@ def test_laxity_follows_the_estimates() -> None:
         column = table.new_column(0)
         table.record_slice(column, 0, 1, 300)
         table.record_run(column, 300, 0)
-    assert slicing.slo_of(model, 600, 0).laxity_ns == 300
+    slo = slicing.slo_of(model, 0)
+    assert isinstance(slo, Slo)
+    assert slo.laxity_ns == 300

@@ -23,7 +23,6 @@ from gpumuxd.settings import Slicing
         (Slicing.ADAPTIVE, 100, 100, 100, Mode.BOUNDED, "in flight: what gave it"),
         (Slicing.ADAPTIVE, 101, 100, 101, Mode.BOUNDED, "or one group alone"),
         (Slicing.ADAPTIVE, 101, 100, 100, Mode.SLO, "more than the laxity of voice"),
-        (Slicing.ADAPTIVE, 1, 0, 0, Mode.SLO, "no bound can be kept"),
         # nobody who could be ordered ahead has an SLO
         (Slicing.ADAPTIVE, 1, None, -1, Mode.LEAST_DELAY, "has an slo_ms"),
     ],
@@ -36,9 +35,18 @@ def test_the_rule(
     mode: Mode,
     reason: str,
 ) -> None:
-    found, why = mode_of(slicing, longest_ns, bound_ns, "what gave it", laxity_ns, "voice")
+    found, why = mode_of(
+        slicing, longest_ns, bound_ns, "what gave it", laxity_ns, "voice", slicing.value
+    )
     assert found is mode
     assert reason in why
+
+
+def test_notes_follow_and_a_baseline_is_named_in_full() -> None:
+    _, why = mode_of(Slicing.ADAPTIVE, 10, 100, "it", notes=("this is not", "nor that"))
+    assert why == "at most 0.000 ms may be in flight: it; this is not; nor that"
+    _, why = mode_of(Slicing.EVERY, 10, None, "", baseline="every(20)")
+    assert why == "the baseline slicing = every(20) is configured"
 
 
 def test_a_bounded_reason_names_the_group_only_where_it_is_longer() -> None:

@@ -186,7 +186,9 @@ async def test_the_newest_that_is_loaded_is_meant(world: World) -> None:
 async def test_a_size_that_never_ran_is_refused_with_what_to_do(world: World) -> None:
     Answering(world, told=None)
     async with world.started(startup_models=("m",)) as node:
-        with pytest.raises(ModelNotReady, match="was never run at batch 8, time 16: explain a"):
+        with pytest.raises(
+            ModelNotReady, match="nothing is remembered at batch 8, time 16: explain s"
+        ):
             await explained(node, batch=8)
 
 

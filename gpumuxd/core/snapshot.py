@@ -54,6 +54,8 @@ def snapshot(
     """Everything that can be seen of a device scheduler, as values."""
     queues = [lane.launch_queue for lane in lanes.in_order]
     first = lanes.compute.launch_queue if lanes.compute is not None else None
+    # Of the highest class with an SLO the tightest.
+    decides = min(bounds.slos, key=lambda slo: (-slo.rank, slo.laxity_ns), default=None)
     return DeviceStatistics(
         queued=admitted - ledger.frames_held,
         started=ledger.frames_held,
@@ -70,6 +72,8 @@ def snapshot(
         device_busy_ns=sum(queue.busy_ns for queue in queues),
         models=tuple(_model_statistics(model) for model in models),
         bound_origin=bounds.origin,
+        laxity_ns=decides.laxity_ns if decides is not None else None,
+        laxity_model=decides.model if decides is not None else "",
         round_trip_ns=first.round_trip_ns if first is not None else 0,
         rescales=estimator.rescales,
         best_effort_grants=share.grants if share is not None else 0,

@@ -48,6 +48,8 @@ class DeviceStatistics:
     queued       admitted requests that wait for their first slice
     started      admitted requests that hold a frame
     bound_ns     the tightest bound on work in flight, and where it comes from
+    laxity_ns    work with a longer group keeps no bound, in favour of the SLO of `laxity_model`;
+                 None where that is no question
     window       of the compute lane
     best_effort_grants  slices that went ahead of higher classes for `best_effort_share_min`, with
                  the device time of those that have passed
@@ -74,3 +76,5 @@ class DeviceStatistics:
     blocked: tuple[tuple[str, int], ...] = ()
     best_effort_grants: int = 0
     best_effort_granted_ns: int = 0
+    laxity_ns: int | None = None
+    laxity_model: str = ""

@@ -63,7 +63,8 @@ def _figures(told: Any) -> Iterator[tuple[str, str]]:
     if not run_ns:
         yield "run alone", f"not known: no run of {told['group_count']} groups was measured yet"
         return
-    yield "run alone", f"{format_duration(run_ns)} in {told['group_count']} groups"
+    groups = f"{told['group_count']} groups, as learnt so far"
+    yield "run alone", f"{format_duration(run_ns)} in {groups}"
     cut_to = f", cut to {format_duration(told['slice_ns'])}" if told["slice_ns"] else ""
     yield "slices", f"{told['slice_count']}{cut_to}; {told['window']} in flight"
     if exec_ns:

@@ -98,7 +98,7 @@ def _groups(loaded: Any) -> str:
     longest = worst["longest"]
     nodes, time = nodes_text(longest), format_duration(longest["device_ns"])
     return (
-        f"{loaded['group_count']}, the longest is number {longest['group']} ({nodes}): "
+        f"{loaded['group_count']}, the longest at load is number {longest['group']} ({nodes}): "
         f"{time}{f' at {sizes}' if sizes else ''}"
     )
 
@@ -119,6 +119,9 @@ def bound_text(name: str, bound: Any) -> str:
             origin = "order = fifo"
         case "least_delay":
             origin = "no model has an SLO, none is configured"
+        case "slo":
+            whose = bound["model"] or "another model"
+            origin = f"its longest group takes more than the laxity of {whose}"
         case "unknown":
             return "not known at this moment"
         case stated:
@@ -131,7 +134,7 @@ def _print_buckets(console: Console, loaded: Any) -> None:
     table = Table(box=None, pad_edge=False)
     for dimension in loaded["dimensions"]:
         table.add_column(dimension["name"], justify="right")
-    for heading in ("run", "longest group"):
+    for heading in ("run at load", "longest group"):
         table.add_column(heading, justify="right")
     table.add_column("")
     table.add_column("beyond bound")

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from gpumuxd.units import format_duration, mib_from_bytes
+from gpumuxd.units import format_duration, mib_from_bytes, printable
 
 PIPE_COLUMNS = 1_000_000
 """Wider than any row: nothing is folded or cut."""
@@ -24,17 +25,30 @@ VALUES_SHOWN = 8
 _STATE_STYLE = {"READY": "green", "ready": "green", "lost": "red", "UNAVAILABLE": "dim"}
 
 
-class _Console(Console):
-    """One that leaves it to its caller what to do when nobody reads any more."""
+class PlainConsole(Console):
+    """One that shows what would do something on a terminal, and leaves it to its caller what to do
+    when nobody reads any more."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Names and reasons are other people's texts: none of them moves the cursor here."""
+        for segment in super().render(renderable, options):
+            text = segment.text
+            if segment.control or text == "\n" or text.isprintable():
+                yield segment
+            else:
+                shown = "\n".join(printable(line) for line in text.split("\n"))
+                yield Segment(shown, segment.style)
 
 
 def console_of(stream: TextIO) -> Console:
     """As wide as the terminal, or without limits."""
     width = None if stream.isatty() else PIPE_COLUMNS
-    return _Console(file=stream, width=width, highlight=False)
+    return PlainConsole(file=stream, width=width, highlight=False)
 
 
 def show_status(console: Console, status: Any) -> None:
@@ -45,10 +59,18 @@ def show_status(console: Console, status: Any) -> None:
     if status["reason"]:
         console.print(Padding.indent(Text(status["reason"], "yellow"), 2))
     table = Table("device", "state", "pid", "restarts", box=None, pad_edge=False)
-    for heading in ("queued", "in flight", "preemptions", "bound", "window", "memory", "busy"):
+    headings = ["queued", "in flight", "preemptions", "bound", "window", "memory", "busy"]
+    has_grants = any(device["best_effort_grants"] for device in status["devices"])
+    if has_grants:  # only with `best_effort_share_min`
+        headings += ["best-effort grants", "granted"]
+    for heading in headings:
         table.add_column(heading, justify="right")
     for device in status["devices"]:
         busy = device["device_busy_ns"] / max(1, status["uptime_ns"])
+        granted = (
+            str(device["best_effort_grants"]),
+            format_duration(device["best_effort_granted_ns"]),
+        )
         table.add_row(
             Text(device["name"]),
             state_text(device["state"]),
@@ -57,10 +79,11 @@ def show_status(console: Console, status: Any) -> None:
             str(device["queued"]),
             str(device["requests_in_flight"]),
             str(device["preemptions"]),
-            format_duration(device["bound_ns"]),
+            format_duration(device["bound_ns"]) if device["bound_ns"] else "none",
             str(device["window"]),
             f"{mib_from_bytes(device['memory_bytes']):.1f} MiB",
             f"{busy:.1%}",
+            *(granted if has_grants else ()),
         )
     print_rows(console, table)
 

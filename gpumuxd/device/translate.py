@@ -75,6 +75,8 @@ def statistics_frame(snapshot: DeviceStatistics) -> Statistics:
         ),
         bound_origin=bound_origin,
         bound_model=bound_model,
+        laxity_ns=snapshot.laxity_ns,
+        laxity_model=snapshot.laxity_model,
     )
 
 

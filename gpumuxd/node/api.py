@@ -162,27 +162,33 @@ class BoundOrigin(enum.StrEnum):
     FIXED = "fixed"  # a baseline with sync points at fixed places
     NO_ORDER = "order"
     LEAST_DELAY = "least_delay"  # none is promised: slices are as long as is best for all
+    SLO = "slo"  # none can be kept: the longest group takes more than an SLO leaves
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class BoundView:
     """The bound in force on a device, None where there is none. `model` is whose SLO left that
-    laxity, if the tenant that asks may know."""
+    laxity, if the tenant that asks may know. A model with a group longer than `laxity_ns` keeps no
+    bound but is cut so that the SLO of `laxity_model` is missed least; None: that is no
+    question."""
 
     bound_ns: int | None
     origin: BoundOrigin
     model: str = ""
+    laxity_ns: int | None = None
+    laxity_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Is a model preemptible within the bound: None if there is no telling. `advice` may be
-    empty."""
+    empty. `is_beyond_laxity`: no bound can be kept, nor the SLO that asks for it."""
 
     is_preemptible: bool | None
     sentence: str
     advice: str = ""
+    is_beyond_laxity: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +231,8 @@ class ModelDetail:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device as an operator sees it. `state` is starting, ready, lost or stopped."""
+    """A device as an operator sees it. `state` is starting, ready, lost or stopped; `bound_ns` is 0
+    where none is promised."""
 
     name: str
     state: str

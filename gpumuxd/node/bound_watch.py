@@ -1,4 +1,5 @@
-"""Tells the log of models that can't keep the bound in force on their device, whoever set it.
+"""Tells the log of models that can't keep the bound in force on their device, whoever set it, of
+those with which an SLO can't be kept, and of SLOs that can't be met at all.
 
 A device is not preempted inside a kernel group, so a model whose longest group is longer than the
 bound may delay urgent work by that group. It is served all the same. Bounds come and go with
@@ -18,7 +19,7 @@ from gpumuxd.node.api import BucketView, GroupView
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.model_page import loaded_view
 from gpumuxd.node.model_table import ModelTable, Replica, VersionEntry
-from gpumuxd.node.preemptible import bound_of, nodes_text
+from gpumuxd.node.preemptible import bound_of, nodes_text, slo_note
 from gpumuxd.settings import Slicing
 from gpumuxd.wire.frames import Statistics
 
@@ -28,7 +29,10 @@ _Served = tuple[str, str]
 """A version of a model, and the hash of its artifact."""
 
 _Cause = tuple[str, str]
-"""What gave a bound: a setting, or laxity and then whose."""
+"""What gave a bound: a setting, or laxity and then whose; or the SLO that can't be kept."""
+
+_OWN_RUN = ("own run", "")
+"""The cause where a model's SLO can't be met."""
 
 
 class BoundWatch:
@@ -50,11 +54,16 @@ class BoundWatch:
         ]
         before = self._told.get(device, {})
         told = self._told[device] = {served: before.get(served, set()) for *_, served in on_device}
+        for entry, replica, served in on_device:
+            if entry.is_ready and _OWN_RUN not in told[served] and _warn_of_slo(entry, replica):
+                told[served].add(_OWN_RUN)
         bound = bound_of(settings, statistics, _label_of)
         if bound.bound_ns is None or settings.slicing is not Slicing.ADAPTIVE:
             return  # none is promised; nor do the baselines keep any
-        cause = (bound.origin.value, bound.model)
         for entry, replica, served in on_device:
+            cause = (bound.origin.value, bound.model)
+            if bound.laxity_ns is not None and replica.loaded.longest_group_ns > bound.laxity_ns:
+                cause = ("slo", bound.laxity_model)
             if (
                 replica.link is link
                 and entry.is_ready
@@ -71,6 +80,22 @@ def _warn(entry: VersionEntry, replica: Replica, statistics: Statistics) -> bool
     if view.verdict.is_preemptible is not False:
         return False
     bucket, group = _longest(view.buckets)
+    if view.verdict.is_beyond_laxity:
+        laxity = bound_of(replica.link.settings.scheduler, statistics, _label_of)
+        _log.warning(
+            "slo_not_kept",
+            model=entry.label,
+            device=replica.device,
+            group=group.group,
+            nodes=nodes_text(group),
+            sizes=list(bucket.sizes),
+            longest_group_us=group.device_ns // 1000,
+            laxity_us=(laxity.laxity_ns or 0) // 1000,
+            laxity_model=laxity.laxity_model,
+            meaning=view.verdict.sentence,
+            advice=view.verdict.advice,
+        )
+        return True
     _log.warning(
         "group_longer_than_bound",
         model=entry.label,
@@ -86,6 +111,14 @@ def _warn(entry: VersionEntry, replica: Replica, statistics: Statistics) -> bool
         advice=view.verdict.advice,
     )
     return True
+
+
+def _warn_of_slo(entry: VersionEntry, replica: Replica) -> bool:
+    """False if the model's own SLO can be met, or there is none."""
+    sentence = slo_note(replica.manifest.slo_ns, loaded_view(replica, None, _label_of).buckets)
+    if sentence:
+        _log.warning("slo_impossible", model=entry.label, device=replica.device, meaning=sentence)
+    return bool(sentence)
 
 
 def _longest(buckets: Sequence[BucketView]) -> tuple[BucketView, GroupView]:

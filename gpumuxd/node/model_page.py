@@ -25,8 +25,10 @@ from gpumuxd.node.model_table import Replica, VersionFacts, name_of_key
 from gpumuxd.node.preemptible import (
     SIZES_NAMED_MAX,
     batch_index,
+    bound_for,
     bound_of,
     sizes_text,
+    slo_note,
     verdict,
 )
 from gpumuxd.node.tenants import TenantDirectory
@@ -68,6 +70,7 @@ def loaded_view(
     bound = bound_of(settings.scheduler, statistics, name_of)
     rows_max = rows_limit(spec, replica.manifest)
     buckets = _buckets(spec, loaded, bound, rows_max)
+    slo = slo_note(replica.manifest.slo_ns, buckets)
     return LoadedView(
         platform=artifact.platform,
         device=replica.device,
@@ -79,9 +82,13 @@ def loaded_view(
         frame_bytes=loaded.frame_bytes,
         group_count=loaded.group_count,
         buckets=buckets,
-        bound=bound,
+        bound=bound_for(spec, buckets, bound),
         verdict=verdict(spec, buckets, bound, replica.device),
-        notes=(*_notes(spec, buckets, rows_max), *_left_out(spec, loaded, rows_max)),
+        notes=(
+            *filter(None, (slo,)),
+            *_notes(spec, buckets, rows_max),
+            *_left_out(spec, loaded, rows_max),
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from gpumuxd.clock import Clock
 from gpumuxd.errors import DeviceLost
 from gpumuxd.node.api import DeviceView
 from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.preemptible import bound_of
 from gpumuxd.node.settings import RestartSettings
 from gpumuxd.node.watch import Backoff
 from gpumuxd.settings import DeviceSettings
@@ -103,7 +104,7 @@ class DeviceSupervisor:
             requests_in_flight=link.requests_in_flight if link is not None else 0,
             queued=figures.queued if figures is not None else 0,
             preemptions=figures.preemptions if figures is not None else 0,
-            bound_ns=figures.bound_ns if figures is not None else 0,
+            bound_ns=bound_of(self.settings.scheduler, figures, str).bound_ns or 0,
             window=figures.window if figures is not None else 0,
             memory_bytes=self._memory_bytes(),
             device_busy_ns=figures.device_busy_ns if figures is not None else 0,

@@ -231,7 +231,8 @@ class Statistics(Frame, frozen=True):
 
     `bound_origin` names what gave `bound_ns`: `laxity`, and then `bound_model` is the key of the
     model with that SLO; or the setting that did; or why there is no bound. `best_effort_grants` are
-    slices that went ahead of higher classes for `best_effort_share_min`.
+    slices that went ahead of higher classes for `best_effort_share_min`. A model with a group
+    longer than `laxity_ns`, which is that of `laxity_model`, keeps no bound.
     """
 
     queued: int
@@ -252,6 +253,8 @@ class Statistics(Frame, frozen=True):
     bound_model: str = ""
     best_effort_grants: int = 0
     best_effort_granted_ns: int = 0
+    laxity_ns: int | None = None
+    laxity_model: str = ""
 
 
 class RecordingEnded(Frame, frozen=True):

@@ -58,17 +58,17 @@ version 2  READY
   size        width 32 .. 512 in steps of 32
   parameters  25.6 M (25,557,032)
   memory      weights 102.0 MiB, one run 12.5 MiB
-  groups      51, the longest is number 12 (nodes 96 .. 98): 11.20 ms at batch
-              16
+  groups      51, the longest at load is number 12 (nodes 96 .. 98): 11.20 ms at
+              batch 16
   bound       8.00 ms (what the SLO of voice leaves)
 
-  batch  height  width       run  longest group                  beyond bound
-      1     256    256   1.20 ms         310 us  nodes 96 .. 98  0
-     16     256    256  91.00 ms       11.20 ms  nodes 96 .. 98  1
+  batch  height  width  run at load  longest group                  beyond bound
+      1     256    256      1.20 ms         310 us  nodes 96 .. 98  0
+     16     256    256     91.00 ms       11.20 ms  nodes 96 .. 98  1
 
-  Not at batch 16 and more: its longest group (nodes 96 .. 98) takes 11.20 ms,
-  3.20 ms beyond the bound of 8.00 ms; a request of that size can delay urgent
-  work by 11.20 ms.
+  Not preemptible within the bound at batch 16 and more: its longest group
+  (nodes 96 .. 98) takes 11.20 ms, 3.20 ms beyond the bound of 8.00 ms; a
+  request of that size can delay urgent work by 11.20 ms.
   Set batch_max = 1 in model.toml, or raise slo_ms of voice.
   height was measured at 256 of 32 .. 512; how long other sizes take is learnt
   from requests.
@@ -91,11 +91,11 @@ version 3  READY
   size        all fixed
   parameters  12
   memory      weights 12 B, one run 0 B
-  groups      1, the longest is number 0 (node 0): 790 us
+  groups      1, the longest at load is number 0 (node 0): 790 us
   bound       not known at this moment
 
-     run  longest group          beyond bound
-  800 us         790 us  node 0  ?
+  run at load  longest group          beyond bound
+       800 us         790 us  node 0  ?
 
   Not known at this moment: cpu:1 has not told its bound. Ask again.
 
@@ -109,8 +109,8 @@ def test_the_page_at_80_columns() -> None:
 
 
 def test_on_a_pipe_a_row_and_a_sentence_are_one_line() -> None:
-    page = SEGMENTS_PAGE.replace("batch\n              16", "batch 16")
-    for end, start in (("11.20 ms,", "3.20"), ("delay urgent", "work"), ("is learnt", "from")):
+    page = SEGMENTS_PAGE.replace("at\n              batch 16", "at batch 16")
+    for end, start in (("longest group", "(nodes"), ("ms; a", "request"), ("is learnt", "from")):
         page = page.replace(f"{end}\n  {start}", f"{end} {start}")
     assert printed(SEGMENTS, PIPE_COLUMNS) == page
 
@@ -134,6 +134,10 @@ def with_loaded(detail: ModelDetail, **changes: Any) -> ModelDetail:
         (BoundView(None, BoundOrigin.NO_SLICING), "none (slicing = none)"),
         (BoundView(None, BoundOrigin.FIXED), "none (slicing has fixed sync points)"),
         (BoundView(None, BoundOrigin.NO_ORDER), "none (order = fifo)"),
+        (
+            BoundView(None, BoundOrigin.SLO, "voice"),
+            "none (its longest group takes more than the laxity of voice)",
+        ),
         (BoundView(None, BoundOrigin.UNKNOWN), "not known at this moment"),
     ],
 )
@@ -216,7 +220,7 @@ async def test_json_is_the_same_as_data(front: Front, capsys: pytest.CaptureFixt
     assert loaded["inputs"][0]["shape"] == ["batch", "3", "height", "width"]
     assert loaded["buckets"][2]["longest"]["device_ns"] == 22_000_000
     assert loaded["is_preemptible"] is False
-    assert loaded["verdict"].startswith("Not at batch 16 and more")
+    assert loaded["verdict"].startswith("Not preemptible within the bound at batch 16")
     assert page["versions"][1]["loaded"] is None
 
 

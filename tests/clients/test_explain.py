@@ -94,7 +94,7 @@ segments version 2  at batch 16, height 256, width 256
   mode        bounded: at most 8.000 ms may be in flight: laxity of voice
   bound       8.00 ms (what the SLO of voice leaves)
 
-  run alone    20.00 ms in 5 groups
+  run alone    20.00 ms in 5 groups, as learnt so far
   slices       3, cut to 7.50 ms; 2 in flight
   sync points  add 300 us to a run (1.5%), doubtful: the machine was busy at start
   delay        up to 11.30 ms for an arrival, 6.10 ms on average

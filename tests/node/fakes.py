@@ -197,7 +197,8 @@ class FakeDevice:
             case frames.UnloadModel():
                 self.on_unload(life, frame)
             case frames.AskStatistics():
-                life.send(frames.Statistics(3, 2, 1, 9, 9, 4, 0, 0, 2, 1000, 77, 2, 5000))
+                figures = (3, 2, 1, 9, 9, 4, 0, 0, 2, 1000, 77, 2, 5000)
+                life.send(frames.Statistics(*figures, bound_origin="slice_ns_max"))
             case frames.Stop() if self.answers_stop:
                 life.end("exit code 0")
             case _:

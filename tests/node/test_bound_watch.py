@@ -45,7 +45,9 @@ class Watched:
         self._node = node
         self._lines = lines
 
-    async def hear(self, bound_us: int, origin: str, model: str = "") -> list[tuple[str, str]]:
+    async def hear(
+        self, bound_us: int, origin: str, model: str = "", laxity_us: int | None = None
+    ) -> list[tuple[str, str]]:
         """The device tells its bound: what the log says then, by model and whose laxity it is."""
         del self._lines[:]
         number = next(self._numbers)
@@ -58,6 +60,8 @@ class Watched:
                 bound_ns=bound_us * US,
                 bound_origin=origin,
                 bound_model=key,
+                laxity_ns=None if laxity_us is None else laxity_us * US,
+                laxity_model=key,
             )
         )
         async with asyncio.timeout(WAIT_S):
@@ -112,6 +116,38 @@ async def test_each_cause_is_told_once_however_the_bound_moves(measured: World) 
                 (200, "laxity", "slow", []),
             ]:
                 assert await watched.hear(bound_us, origin, model) == told, (bound_us, origin)
+
+
+async def test_an_slo_that_a_long_group_breaks_is_told_with_both_models(measured: World) -> None:
+    """Not as a bound of `slice_ms_max`, which is not kept then and which raising would not help."""
+    with capture_logs() as lines:
+        async with measured.started(link=QUIET, startup_models=("quick", "slow")) as node:
+            watched = Watched(measured, node, lines)
+            assert await watched.hear(2_000, "slice_ns_max", "quick", laxity_us=39_000) == []
+            (line,) = [line for line in lines if line["event"] == "slo_not_kept"]
+            assert (line["model"], line["laxity_model"]) == ("slow/1", "quick/1")
+            assert (line["group"], line["longest_group_us"], line["laxity_us"]) == (
+                4, 40_000, 39_000,
+            )  # fmt: skip
+            assert "more than the laxity of quick/1, 39.00 ms" in line["meaning"]
+            assert "raise slo_ms of quick/1 by 1.00 or more" in line["advice"]
+            assert "slice_ms_max" not in line["advice"]
+            await watched.hear(2_000, "slice_ns_max", "quick", laxity_us=1_000)
+            assert [line["event"] for line in lines if line.get("model") == "slow/1"] == []
+            assert await watched.hear(2_000, "slice_ns_max", "quick", laxity_us=40_000) == [
+                ("slow/1", "")
+            ], "it leaves room for the group, and the bound is what it breaks"
+
+
+async def test_an_slo_shorter_than_the_own_run_is_told_of_once(measured: World) -> None:
+    add_model(measured.repository, "quick", manifest="slo_ms = 0.1")
+    with capture_logs() as lines:
+        async with measured.started(link=QUIET, startup_models=("quick", "slow")) as node:
+            watched = Watched(measured, node, lines)
+            for times in (1, 0):
+                assert await watched.hear(0, "least_delay") == []
+                told = [line for line in lines if line["event"] == "slo_impossible"]
+                assert [line["model"] for line in told] == ["quick/1"] * times
 
 
 async def test_a_later_model_that_tightens_the_bound_is_named_with_the_earlier(

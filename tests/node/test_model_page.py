@@ -23,7 +23,7 @@ from gpumuxd.node.api import (
 from gpumuxd.node.loading import LoadedArtifact
 from gpumuxd.node.model_page import loaded_view, model_detail
 from gpumuxd.node.model_table import VersionEntry, VersionFacts, key_of, name_of_key
-from gpumuxd.node.preemptible import bound_of, sizes_text, verdict
+from gpumuxd.node.preemptible import bound_for, bound_of, sizes_text, slo_note, verdict
 from gpumuxd.node.settings import TenantSettings
 from gpumuxd.node.tenants import TenantDirectory
 from gpumuxd.settings import DeviceSettings, Order, SchedulerSettings, Slicing
@@ -75,7 +75,8 @@ BY_BOTH = [measured((1, 128), 1), measured((1, 256), 9), measured((4, 128), 3)]
             spec_of(BATCH),
             BY_BATCH,
             bound(5),
-            "Not at batch 8 and more: its longest group (nodes 12 .. 14) takes 11.00 ms at "
+            "Not preemptible within the bound at batch 8 and more: its longest group "
+            "(nodes 12 .. 14) takes 11.00 ms at "
             "batch 16, 6.00 ms beyond the bound of 5.00 ms; a request of that size can delay "
             "urgent work by 11.00 ms.",
         ),
@@ -83,7 +84,8 @@ BY_BOTH = [measured((1, 128), 1), measured((1, 256), 9), measured((4, 128), 3)]
             spec_of(BATCH),
             BY_BATCH,
             bound(8),
-            "Not at batch 16 and more: its longest group (nodes 12 .. 14) takes 11.00 ms, 3.00 ms "
+            "Not preemptible within the bound at batch 16 and more: its longest group "
+            "(nodes 12 .. 14) takes 11.00 ms, 3.00 ms "
             "beyond the bound of 8.00 ms; a request of that size can delay urgent work by "
             "11.00 ms.",
         ),
@@ -92,7 +94,8 @@ BY_BOTH = [measured((1, 128), 1), measured((1, 256), 9), measured((4, 128), 3)]
             spec_of(BATCH),
             BY_BATCH,
             bound(0),
-            "Not at any profiled size: its longest group (nodes 12 .. 14) takes 11.00 ms at "
+            "Not preemptible within the bound at any profiled size: its longest group "
+            "(nodes 12 .. 14) takes 11.00 ms at "
             "batch 16, 11.00 ms beyond the bound of 0 us; any request for it can delay urgent "
             "work by 11.00 ms.",
         ),
@@ -108,7 +111,8 @@ BY_BOTH = [measured((1, 128), 1), measured((1, 256), 9), measured((4, 128), 3)]
             spec_of(BATCH, TIME),
             BY_BOTH,
             bound(5),
-            "Not at batch 1, time 256: its longest group (nodes 12 .. 14) takes 9.00 ms, 4.00 ms "
+            "Not preemptible within the bound at batch 1, time 256: its longest group "
+            "(nodes 12 .. 14) takes 9.00 ms, 4.00 ms "
             "beyond the bound of 5.00 ms; a request of such a size can delay urgent work by "
             "9.00 ms.",
         ),
@@ -184,10 +188,57 @@ def test_without_a_bound_the_sentence_says_why(
         assert "up to 33.00 ms of this model" in told.sentence, "the longest run"
 
 
+def late_for(laxity_ms: int, bound_ms: int = 2) -> BoundView:
+    return BoundView(bound_ms * MS, BoundOrigin.SLICE_MAX, "", laxity_ms * MS, "voice")
+
+
+@pytest.mark.parametrize(
+    ("laxity_ms", "is_beyond_laxity", "sentence", "advice", "origin"),
+    [
+        (11, False, "Not preemptible within the bound at", "raise slice_ms_max.", "slice_ms_max"),
+        (
+            8,
+            True,
+            "No bound can be kept at batch 16 and more: its longest group (nodes 12 .. 14) takes "
+            "11.00 ms, more than the laxity of voice, 8.00 ms; a request of that size can make "
+            "voice miss its slo_ms.",
+            "or raise slo_ms of voice by 3.00 or more.",
+            "slice_ms_max",
+        ),
+        (0, True, "No bound can be kept at any profiled size", "by 11.00 or more.", "slo"),
+    ],
+)
+def test_an_slo_that_can_not_be_kept_is_told_with_both_sides(
+    laxity_ms: int, is_beyond_laxity: bool, sentence: str, advice: str, origin: str
+) -> None:
+    spec, limit = spec_of(BATCH), late_for(laxity_ms)
+    told = verdict(spec, BY_BATCH, limit, "cpu:0")
+    assert (told.is_preemptible, told.is_beyond_laxity) == (False, is_beyond_laxity)
+    assert told.sentence.startswith(sentence)
+    assert told.advice.endswith(advice)
+    assert bound_for(spec, BY_BATCH, limit).origin == origin
+
+
+@pytest.mark.parametrize(
+    ("slo_us", "said"),
+    [
+        (None, ""),
+        (780, ""),
+        (500, "Its SLO can't be met: its own run takes 780 us, more than its slo_ms of 0.5."),
+    ],
+)
+def test_an_slo_shorter_than_the_own_run_is_called_impossible(
+    slo_us: int | None, said: str
+) -> None:
+    buckets = [replace(measured((1,), 1), run_ns=780_000), measured((8,), 9)]
+    assert slo_note(None if slo_us is None else slo_us * 1000, buckets) == said
+
+
 def test_many_sizes_are_not_all_named() -> None:
     buckets = [measured((1, time), 9) for time in (1, 2, 4, 8, 16)] + [measured((2, 1), 1)]
     told = verdict(spec_of(BATCH, TIME), buckets, bound(5), "cpu:0")
-    assert "Not at batch 1, time 1; batch 1, time 2; batch 1, time 4; 2 more: " in told.sentence
+    named = "batch 1, time 1; batch 1, time 2; batch 1, time 4; 2 more: "
+    assert f"within the bound at {named}" in told.sentence
 
 
 def test_a_size_is_told_by_what_differs() -> None:

@@ -71,7 +71,8 @@ SEGMENTS = ModelDetail(
                 bound=BoundView(8 * NS_PER_MS, BoundOrigin.LAXITY, "voice"),
                 verdict=Verdict(
                     False,
-                    "Not at batch 16 and more: its longest group (nodes 96 .. 98) takes 11.20 ms, "
+                    "Not preemptible within the bound at batch 16 and more: its longest group "
+                    "(nodes 96 .. 98) takes 11.20 ms, "
                     "3.20 ms beyond the bound of 8.00 ms; a request of that size can delay urgent "
                     "work by 11.20 ms.",
                     "Set batch_max = 1 in model.toml, or raise slo_ms of voice.",

@@ -30,6 +30,13 @@ def mib_from_bytes(size_bytes: int) -> float:
     return size_bytes / MIB
 
 
+def printable(text: str) -> str:
+    """A text of strangers for a terminal: what would do something there is shown by its number."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
 def format_duration(duration_ns: int) -> str:
     """A duration for people, in the unit that suits it."""
     if duration_ns < NS_PER_MS:

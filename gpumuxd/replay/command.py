@@ -16,11 +16,11 @@ from rich.console import Console
 
 from gpumuxd.replay.device_model import DeviceModel, device_model
 from gpumuxd.replay.format import BadRecording, Contents, read
-from gpumuxd.replay.same import Replayed, replay, restore
+from gpumuxd.replay.same import Replayed, known_events, replay, restore
 from gpumuxd.replay.summary import Row, rows, show_predicted, show_recorded, values
 from gpumuxd.replay.what_if import inputs, predict
 from gpumuxd.settings import Order, SchedulerSettings, Slicing, format_slicing, parse_slicing
-from gpumuxd.units import NS_PER_MS, NS_PER_S, ns_from_ms
+from gpumuxd.units import NS_PER_MS, NS_PER_S, ns_from_ms, printable
 
 EXIT_SAME = 0
 EXIT_DIFFERS = 1
@@ -32,6 +32,12 @@ MS_MAX = 3_600_000.0
 
 RECORDED = "recorded"
 MODEL_CHECK = "predicted, as recorded"
+
+NO_REQUESTS = "No request both came and ended while this was recorded: there is nothing to compare."
+
+
+class BadArguments(Exception):
+    """What was asked for can't be: the message is for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         device = device_model(replayed.history)
         wanted = _settings(options, contents.header.settings.scheduler)
         predictions = _predict(contents, device, wanted, counted) if wanted else []
+    except BadArguments as error:
+        print(f"gpumuxd replay: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
     except BadRecording as error:
-        print(f"gpumuxd replay: {options.file}: {error}", file=sys.stderr)
+        print(printable(f"gpumuxd replay: {options.file}: {error}"), file=sys.stderr)
         return EXIT_UNUSABLE
     told = [(RECORDED, recorded), *((one.name, one.table) for one in predictions)]
     if options.json:
@@ -149,6 +158,11 @@ def _settings(
             slicing_window=window,
             **changes,
         )
+        if settings.slicing_window > settings.window_max:
+            raise BadArguments(
+                f"--slicing {format_slicing(slicing, operators, window)!r}: expected at most "
+                f"window_max ({settings.window_max}) slices in flight; --window states another"
+            )
         asked.append((f"predicted, {_name(settings, recorded)}", settings))
     return asked
 
@@ -181,7 +195,7 @@ def _predict(
     wanted: Sequence[tuple[str, SchedulerSettings]],
     counted: frozenset[int],
 ) -> list[Prediction]:
-    events = inputs(contents, restore(contents).inventory())
+    events = inputs(contents, known_events(restore(contents)))
     cost_ns = contents.header.settings.launch_cost_ns
     return [
         Prediction(name, rows(predict(settings, events, device, cost_ns), counted))
@@ -229,15 +243,19 @@ def _show(
     console = Console(width=width, highlight=False, soft_wrap=True, markup=False)
     header, end = contents.header, contents.end
     settings = header.settings.scheduler
-    console.print(
+    lines = [
         f"{header.device}, gpumuxd {header.gpumuxd_version}, "
         f"{_duration_ns(contents) / NS_PER_S:.2f} s, {replayed.records} records, "
         f"slicing {format_slicing(*_slicing_of(settings))}, order {settings.order}"
-    )
-    why = contents.broken or (f"it ended: {end.reason}" if end is not None else "it broke off")
+    ]
     if contents.broken or end is None:
-        console.print(f"Not whole: {why}")
-    console.print(replayed.failure or f"The same commands came out ({replayed.commands_hash}).")
+        lines.append(f"Not whole: {contents.broken or 'it broke off'}")
+    lines.append(replayed.failure or f"The same commands came out ({replayed.commands_hash}).")
+    for line in lines:
+        console.print(printable(line))
+    if not told[0][1]:
+        console.print(NO_REQUESTS)
+        return
     console.print()
     show_recorded(console, told[0][1])
     if len(told) > 1:

@@ -2,7 +2,8 @@
 each other. What-if replays run on that.
 
     group times    of each request its own, slice times spread over their groups in proportion to
-                   the profile; of one that did not run to its end, the medians of its model's runs
+                   the profile; of one that did not run to its end, and where there are too many
+                   (`CELLS_MAX`), the medians of its model's runs
     heard          from the end of a slice to the loop's hearing of it: as recorded, in a circle,
                    since its rare long values make the tails
     turn, start    means, because their sum is what the device idles: from there to the decision,
@@ -11,13 +12,16 @@ each other. What-if replays run on that.
 It must not know settings. Integers only, so that a prediction is the same everywhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median_low
 
 from gpumuxd.domain import Bucket
 from gpumuxd.replay.history import History, Passage, Request
+
+CELLS_MAX = 4_000_000
+"""Groups of all requests that have times of their own; more would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +41,23 @@ def device_model(history: History) -> DeviceModel:
     """What the recording says of its device."""
     known: dict[int, list[int]] = {}
     runs: dict[tuple[str, Bucket], list[list[int]]] = {}
+    cells = 0
     for request_id, request in history.requests.items():
-        group_ns = _group_ns(request, history)
+        group_ns = _group_ns(request, history) if cells < CELLS_MAX else None
         if group_ns is not None:
+            cells += len(group_ns)
             known[request_id] = group_ns
             if not request.was_there:
                 key = (request.arrival.model, request.arrival.bucket)
                 runs.setdefault(key, []).append(group_ns)
+    usual: dict[tuple[str, Bucket], list[int] | None]
     usual = {key: _medians(each) for key, each in runs.items()}
     for request_id, request in history.requests.items():
         if request_id not in known:
             key = (request.arrival.model, request.arrival.bucket)
-            group_ns = usual.get(key) or _profiled(request, history)
-            if group_ns is not None:
+            if key not in usual:
+                usual[key] = _profiled(request, history)
+            if (group_ns := usual[key]) is not None:
                 known[request_id] = group_ns
     passed = [passage for passage in history.passages if passage.has_passed]
     starts = [one.started_ns - one.launched_ns for one in passed if one.launched_on_idle]
@@ -59,13 +67,22 @@ def device_model(history: History) -> DeviceModel:
         if one.before is not None and one.before.has_passed and one.before.end_ns > one.launched_ns
     ]
     return DeviceModel(
-        ends_ns={one: (0, *accumulate(group_ns)) for one, group_ns in known.items()},
+        ends_ns=_ends_ns(known),
         heard_ns=tuple(_heard(passed)) or (0,),
         turn_ns=_mean(history.turns_ns),
         start_ns=_mean(starts),
         gap_ns=_mean(gaps),
         unknown=len(history.requests) - len(known),
     )
+
+
+def _ends_ns(known: Mapping[int, list[int]]) -> dict[int, tuple[int, ...]]:
+    """Of those that have the same times, once."""
+    ends: dict[int, tuple[int, ...]] = {}
+    for group_ns in known.values():
+        if id(group_ns) not in ends:
+            ends[id(group_ns)] = (0, *accumulate(group_ns))
+    return {one: ends[id(group_ns)] for one, group_ns in known.items()}
 
 
 def _heard(passed: Sequence[Passage]) -> list[int]:

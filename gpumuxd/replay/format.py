@@ -26,7 +26,8 @@ from typing import Any, BinaryIO, get_args
 import msgspec
 
 from gpumuxd.commands import Command
-from gpumuxd.events import Event
+from gpumuxd.domain import Bucket
+from gpumuxd.events import Event, ModelReady, RequestArrived
 from gpumuxd.settings import DeviceSettings
 
 MAGIC = b"gpumuxd recording 1\n"
@@ -119,7 +120,14 @@ _checks = msgspec.msgpack.Decoder(int)
 _events: list[msgspec.msgpack.Decoder[Any]] = [msgspec.msgpack.Decoder(t) for t in EVENT_TYPES]
 
 GROUPS_MAX = 1_000_000
-"""Groups of a program. The scheduler makes tables of that length before it sees a single time."""
+"""Groups of a program."""
+
+CELLS_MAX = 4_000_000
+"""Groups times sizes, of all programs of a file. For each of them the scheduler makes a table of
+that length before it sees a single time, so a few bytes may ask for a lot of memory. A program of
+120 groups that was run at 30 sizes has 3,600."""
+
+TOO_DEEP = "it is nested too deep"
 
 Call = tuple[int, int, Event | int]
 """Code, time, and the event or the check."""
@@ -133,12 +141,63 @@ def read_call(record: Record) -> Call:
         if not 2 <= record.code < 2 + len(EVENT_TYPES):
             raise BadRecording(f"there is no record of kind {record.code}")
         event: Event = _events[record.code - 2].decode(record.content)
-    except msgspec.DecodeError as error:
-        raise BadRecording(f"not what a record of kind {record.code} holds: {error}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRecording(
+            f"not what a record of kind {record.code} holds: {_why(error)}"
+        ) from error
     profile = getattr(event, "profile", None)
     if profile is not None and not 1 <= profile.group_count <= GROUPS_MAX:
         raise BadRecording(f"a program of {profile.group_count} groups")
     return record.code, record.now_ns, event
+
+
+def _why(error: Exception) -> str:
+    return TOO_DEEP if isinstance(error, RecursionError) else str(error)
+
+
+class Cells:
+    """Counts the tables that a scheduler may make of what it is told. See `CELLS_MAX`."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, int] = {}
+        self._sizes: set[tuple[str, Bucket]] = set()
+        self._count = 0
+
+    def count(self, event: Event) -> None:
+        """Raises BadRecording."""
+        match event:
+            case ModelReady(model=model, profile=profile):
+                self._groups[model] = profile.group_count
+                self._sizes = {one for one in self._sizes if one[0] != model}
+                self._count += profile.group_count
+                for bucket in profile.group_ns:
+                    self._add(model, bucket)
+            case RequestArrived(model=model, bucket=bucket):
+                self._add(model, bucket)
+            case _:
+                return
+        if self._count > CELLS_MAX:
+            raise BadRecording(
+                f"its programs have over {CELLS_MAX} groups, each counted once for each size"
+            )
+
+    def _add(self, model: str, bucket: Bucket) -> None:
+        if model in self._groups and (model, bucket) not in self._sizes:
+            self._sizes.add((model, bucket))
+            self._count += self._groups[model]
+
+
+def checked(events: Sequence[Event]) -> list[Event]:
+    """Events that were made of a file's state, as a file could tell them itself: what their fields
+    hold is of their types then. Raises BadRecording."""
+    told = []
+    try:
+        for event in events:
+            code = CODE_OF_EVENT[type(event)]
+            told.append(read_call(Record(code, 0, msgspec.Raw(encode(event))))[2])
+    except (TypeError, ValueError, OverflowError, RecursionError, KeyError) as error:
+        raise BadRecording(f"its state can't be used: {_why(error)}") from error
+    return [event for event in told if not isinstance(event, int)]
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -159,7 +218,13 @@ def read(file: BinaryIO, size_bytes: int) -> Contents:
             "not a recording of this version's format (`gpumuxctl record` makes one)"
         )
     reader = _Reader(file, size_bytes)
-    header, state = reader.read_header(), reader.read_one(b"S")
+    try:
+        header, state = reader.read_header(), reader.read_one(b"S")
+    except BadRecording as error:
+        raise BadRecording(
+            f"{error} (byte {reader.offset} of {size_bytes}, in its beginning: the state of the "
+            "scheduler is not whole, and without it nothing in the file can be used)"
+        ) from error
     calls: list[Call] = []
     end: End | None = None
     broken = ""
@@ -174,8 +239,8 @@ def read(file: BinaryIO, size_bytes: int) -> Contents:
                 raise BadRecording(f"a block of kind {kind!r} has no place there")
         if end is not None and end.records != len(calls):
             raise BadRecording(f"its end tells of {end.records} records")
-    except (BadRecording, msgspec.DecodeError) as error:
-        broken = f"{error} (byte {reader.offset}, after {len(calls)} good records)"
+    except (BadRecording, msgspec.DecodeError, RecursionError) as error:
+        broken = f"{_why(error)} (byte {reader.offset}, after {len(calls)} good records)"
     return Contents(header, state, calls, end, broken)
 
 
@@ -212,5 +277,5 @@ class _Reader:
     def read_header(self) -> Header:
         try:
             return _headers.decode(self.read_one(b"H"))
-        except msgspec.DecodeError as error:
-            raise BadRecording(f"its header is of another version: {error}") from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadRecording(f"its header is of another version: {_why(error)}") from error

@@ -15,7 +15,8 @@ Every value is a scalar, or `[n]`: the node of that number. `[]` is a field that
     ["o", class, ...]    object; its fields in the order of the class's table
 
 Invariant: what is read has the identities of what was written: two references to one object stay
-two references to one object. What can't be filled later, a tuple, refers to nodes before it.
+two references to one object. What can't be filled later, a tuple, refers to nodes before it, and no
+tuple is deeper than `DEPTH_MAX`: the interpreter hashes and frees them in C, by recursion.
 """
 
 import enum
@@ -33,6 +34,9 @@ OWN_MODULES = frozenset(
     {"gpumuxd.domain", "gpumuxd.settings", "gpumuxd.events", "gpumuxd.commands"}
 )
 OWN_PACKAGE = "gpumuxd.core."
+
+DEPTH_MAX = 32
+"""Of tuples in tuples; a scheduler has less than 5."""
 
 _SCALARS: frozenset[type] = frozenset({int, str, bool, float, type(None)})
 _INT: frozenset[type] = frozenset({int})
@@ -208,6 +212,8 @@ def thaw(data: bytes, modules: Mapping[str, ModuleType]) -> object:
         return _Thawer(graph, modules).thaw()
     except Unreadable:
         raise
+    except RecursionError:
+        raise Unreadable("not the state of a scheduler: it is nested too deep") from None
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise Unreadable(f"not the state of a scheduler: {error}") from error
 
@@ -219,6 +225,7 @@ class _Thawer:
             (_class_named(name, fields, modules), fields) for name, fields in graph.classes
         ]
         self._made: list[Any] = [None] * len(graph.nodes)
+        self._depths: dict[int, int] = {}  # of tuples with tuples in them, by their nodes
 
     def thaw(self) -> object:
         for number, node in enumerate(self._nodes):
@@ -244,20 +251,32 @@ class _Thawer:
             case ["i", str(text)]:
                 return int(text)
             case ["t", *items]:
-                return tuple([self._earlier(item, number) for item in items])
+                return tuple(self._items(items, number))
             case ["n", int(index), *items]:
                 cls = self._classes[index][0]
                 if len(items) != len(getattr(cls, "_fields", ())):
                     raise Unreadable(f"{cls.__qualname__} has another number of fields here")
-                return tuple.__new__(cls, [self._earlier(item, number) for item in items])
+                return tuple.__new__(cls, self._items(items, number))
             case ["e", int(index), int() | str() as value]:
                 return _member(self._classes[index][0], value)
         raise Unreadable(f"node {number} is of no known kind")
 
-    def _earlier(self, value: Any, number: int) -> Any:
-        if isinstance(value, list) and value[0] >= number:
-            raise Unreadable(f"node {number} refers to one after it")
-        return self._value(value)
+    def _items(self, items: list[Any], number: int) -> list[Any]:
+        """Of a tuple: nodes before it."""
+        found = []
+        depth = 0
+        for item in items:
+            if isinstance(item, list):
+                if item[0] >= number:
+                    raise Unreadable(f"node {number} refers to one after it")
+                if self._nodes[item[0]][0] in ("t", "n"):
+                    depth = max(depth, 1 + self._depths.get(item[0], 0))
+            found.append(self._value(item))
+        if depth > DEPTH_MAX:
+            raise Unreadable(f"node {number} is a tuple of more than {DEPTH_MAX} in each other")
+        if depth:
+            self._depths[number] = depth
+        return found
 
     def _value(self, value: Any) -> Any:
         if not isinstance(value, list):
@@ -299,6 +318,8 @@ def _class_named(name: str, fields: list[str], modules: Mapping[str, ModuleType]
     cls = getattr(places.get(module), qualname, None) if is_own(module) else None
     if not isinstance(cls, type) or cls.__module__ != module:
         raise Unreadable(f"the scheduler of this version has no {name!r}")
+    if any(field.startswith("__") for field in fields):  # those mean something to the interpreter
+        raise Unreadable(f"{name} has no fields of the interpreter's")
     if cls.__dictoffset__:
         if any(callable(getattr(cls, field, None)) for field in fields):  # it would hide a method
             raise Unreadable(f"{name} has other fields in this version")

@@ -9,6 +9,7 @@ from typing import cast
 
 from gpumuxd import __version__
 from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.events import Event
 from gpumuxd.replay import format as layout
 from gpumuxd.replay.format import BadRecording, Contents
 from gpumuxd.replay.graph import Unreadable, thaw
@@ -44,13 +45,24 @@ def restore(contents: Contents) -> DeviceScheduler:
     return cast("DeviceScheduler", scheduler)
 
 
+def known_events(scheduler: DeviceScheduler) -> list[Event]:
+    """What a restored scheduler knows. Raises BadRecording."""
+    try:
+        return layout.checked(scheduler.inventory())
+    except BadRecording:
+        raise
+    except Exception as error:  # a file may say anything
+        raise BadRecording(f"its state can't be used: {error!r}") from error
+
+
 def replay(contents: Contents) -> Replayed:
     """Replay it all, or up to where it differs. Raises BadRecording when it can't begin."""
     scheduler = restore(contents)
-    try:
-        history = History(scheduler.inventory(), contents.header.began_ns)
-    except Exception as error:  # a file may say anything
-        raise BadRecording(f"its state can't be used: {error!r}") from error
+    known = known_events(scheduler)
+    cells = layout.Cells()
+    for event in [*known, *(what for _, _, what in contents.calls if not isinstance(what, int))]:
+        cells.count(event)
+    history = History(known, contents.header.began_ns)
     commands = layout.CommandHash()
     number, failure = 0, ""
     for number, (code, now_ns, what) in enumerate(contents.calls, start=1):

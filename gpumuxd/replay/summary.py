@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gpumuxd.domain import OutcomeKind, PriorityClass
 from gpumuxd.replay.history import History, Request
-from gpumuxd.units import NS_PER_MS
+from gpumuxd.units import NS_PER_MS, printable
 
 _LATE = (OutcomeKind.DEADLINE_MISSED, OutcomeKind.DEADLINE_INFEASIBLE)
 _REFUSED = (
@@ -112,7 +112,7 @@ def show_recorded(console: Console, table: Sequence[Row]) -> None:
     for row in table:
         counts = (row.requests, row.completed, row.late, row.refused, row.cancelled, row.failed)
         shown.add_row(
-            row.model,
+            printable(row.model),
             row.priority_class,
             *map(str, counts),
             _ms(row.latency_ns_p50),
@@ -136,7 +136,7 @@ def show_predicted(console: Console, tables: Sequence[tuple[str, Sequence[Row]]]
         (name, {(row.model, row.priority_class): row for row in table}) for name, table in tables
     ]
     for place in [(row.model, row.priority_class) for row in tables[0][1]]:
-        names: tuple[str, str] = place
+        names: tuple[str, str] = printable(place[0]), place[1]
         for name, table_of in by_place:
             row = table_of.get(place)
             if row is None:

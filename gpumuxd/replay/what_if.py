@@ -78,7 +78,9 @@ def predict(
     run = _Run(settings, events, device, launch_cost_ns)
     try:
         return run.run()
-    except (AssertionError, LookupError, ValueError, TypeError, AttributeError) as error:
+    except BadRecording:
+        raise
+    except Exception as error:  # a file may say anything
         raise BadRecording(f"it can't be run under other settings: {error!r}") from error
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gpumuxd.daemon.main import main
-from gpumuxd.events import TenantChanged
+from gpumuxd.domain import PriorityClass
+from gpumuxd.events import RequestArrived, TenantChanged
 from gpumuxd.settings import SchedulerSettings
 from tests.replay.recorded import Recorded, record
 
@@ -124,6 +125,56 @@ def test_wrong_usage_is_exit_code_2(
         main(["replay", str(file), *arguments])
     assert stopped.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--slicing", "window(20, 9)"], 2),
+        (["--slicing", "window(20, 9)", "--window", "8"], 2),
+        (["--slicing", "window(20, 9)", "--window", "9"], 0),
+        (["--slicing", "window(20)", "--window", "2"], 0),
+    ],
+)
+def test_a_window_beyond_window_max_is_refused_as_by_a_daemon(
+    file: Path, arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(file), *arguments]) == code
+    error = capsys.readouterr().err
+    assert ("--slicing 'window(20, 9)': expected at most window_max" in error) == (code == 2)
+
+
+def test_a_recording_without_requests_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = Recorded(SchedulerSettings())
+    device.poll(0)
+    device.handle(TenantChanged("t"), 1)
+    device.poll(2)
+    path = tmp_path / "idle.gpumuxd"
+    path.write_bytes(device.data())
+    assert main(["replay", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[2].startswith("No request both came and ended while this was recorded")
+
+
+def test_names_of_strangers_do_nothing_on_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = Recorded(SchedulerSettings())
+    device.poll(0)
+    arrival = RequestArrived(1, "t", "\x1b[2Jevil\n\u202e", PriorityClass.STANDARD, (1,), 0)
+    device.handle(TenantChanged("t"), 1)
+    device.handle(arrival, 2)
+    device.poll(3)
+    path = tmp_path / "evil.gpumuxd"
+    path.write_bytes(device.data())
+    assert main(["replay", str(path), "--slicing", "none"]) in (0, 2)
+    told = capsys.readouterr()
+    assert all(one.isprintable() for one in (told.out + told.err).replace("\n", ""))
+    assert main(["replay", str(path)]) == 0
+    assert "\\x1b[2Jevil\\n\\u202e  STANDARD" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--window", "0"], ["--frames", "0"], ["--window", "65"]])

@@ -1,13 +1,13 @@
 """Graphs of scheduler objects come back as they were; files of strangers make nothing else."""
 
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from gpumuxd.domain import Lane, LaneKind, Outcome, OutcomeKind
-from gpumuxd.replay.graph import NotPlain, Unreadable, freeze, thaw
+from gpumuxd.replay.graph import DEPTH_MAX, NotPlain, Unreadable, freeze, thaw
 from gpumuxd.replay.sources import SCHEDULER, source_modules
 from gpumuxd.settings import SchedulerSettings
 from tests.replay.recorded import record
@@ -93,6 +93,17 @@ def test_what_is_no_part_of_a_scheduler_is_refused_with_its_place(value: object)
 
 OUTCOME = ("gpumuxd.domain:Outcome", ["deadline_ns", "kind", "predicted_finish_ns", "reason"])
 
+
+def nest_of_tuples(depth: int) -> list[Any]:
+    """The last of them holds all others, one in each other."""
+    return [["t", 1], *(["t", [number]] for number in range(depth))]
+
+
+def chain_of_objects(count: int) -> list[Any]:
+    """What hashes the last hashes all."""
+    return [["o", 0, 0, 1, 0, ""], *(["o", 0, 0, [number], 0, ""] for number in range(count))]
+
+
 HOSTILE = [
     # classes, nodes, what the refusal says
     ([("os:system", [])], [["o", 0]], "no 'os:system'"),
@@ -126,6 +137,11 @@ HOSTILE = [
     ([], [["I", ["x"]]], "no known kind"),
     ([], [["I", b"seven b"]], ""),
     ([], [["i", "ten"]], ""),
+    ([("gpumuxd.core.device_scheduler:DeviceScheduler", ["__class__"])], [["o", 0, 1]], "interp"),
+    ([("gpumuxd.core.device_scheduler:DeviceScheduler", ["__dict__"])], [["o", 0, 1]], "interp"),
+    ([], nest_of_tuples(DEPTH_MAX + 1), "tuple of more than 32 in each other"),
+    ([], [*nest_of_tuples(100_000), ["s", [100_000]]], "tuple of more than 32 in each other"),
+    ([OUTCOME], [*chain_of_objects(5_000), ["s", [5_000]]], "nested too deep"),
     ([], [["?"]], "no known kind"),
     ([], [[]], "no known kind"),
     ([], [], ""),
@@ -136,6 +152,15 @@ HOSTILE = [
 def test_a_hostile_graph_is_refused(classes: Any, nodes: Any, says: str) -> None:
     with pytest.raises(Unreadable, match=says or "."):
         thaw(msgspec.msgpack.encode([classes, nodes]), source_modules())
+
+
+def test_tuples_up_to_the_limit_are_read() -> None:
+    nodes: list[Any] = [["l", [DEPTH_MAX + 1]], *[["t", [1 + i]] for i in range(DEPTH_MAX)]]
+    nodes.insert(1, ["t", 1])
+    (value,) = cast("list[Any]", thaw(msgspec.msgpack.encode([[], nodes]), source_modules()))
+    for _ in range(DEPTH_MAX):
+        (value,) = value
+    assert value == (1,)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\x93\x01\x02\x03", b"\xc1" * 50, b"\x92\x90\x01"])

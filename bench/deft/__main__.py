@@ -30,8 +30,11 @@ from bench.harness import Bench, run
 
 PARTS = ("virtual", "live", "served")
 
-QUICK = ("minilm", "mobilenet-v3", "llama-step", "silero-vad")
-"""Four shapes: a transformer, convolutions, many short operators, few."""
+QUICK_PARTS = PARTS[:2]
+"""The third starts two daemons that load three models each: more than a minute."""
+
+QUICK = ("minilm", "llama-step", "silero-vad")
+"""Three shapes: long operators, many short ones, few."""
 
 TABLE_COLUMNS = 150
 """Also where the output is no terminal: a dozen columns in eighty are unreadable."""
@@ -50,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def body(bench: Bench) -> None:
     warnings.simplefilter("ignore")  # torch's, of its own deprecations
     bench.console.width = max(bench.console.width, TABLE_COLUMNS)
-    parts = (bench.options.only or ",".join(PARTS)).split(",")
+    by_default = QUICK_PARTS if bench.is_quick else PARTS
+    parts = (bench.options.only or ",".join(by_default)).split(",")
     if unknown := set(parts) - set(PARTS):
         raise SystemExit(f"no such part: {', '.join(sorted(unknown))}")
     if bench.options.record_profiles:

@@ -388,7 +388,11 @@ class DeviceLink:
                     f"its loop stood still for {self._watch.limit_ns(is_loading) / NS_PER_S} s"
                 )
             elif not self._watch.has_turned and now_ns - self.began_ns > self._limits.start_ns_max:
-                self.kill(f"it was not up after {self._limits.start_ns_max / NS_PER_S} s")
+                limit_s = self._limits.start_ns_max / NS_PER_S
+                self.kill(
+                    f"it was not up after {limit_s} s, which is all that a start may take (no "
+                    "setting changes it): is the machine too busy, or its disk too slow?"
+                )
             if self._started.done():
                 count += 1
                 self._ask(frames.Ping(count))

@@ -48,6 +48,7 @@ class Loads:
         self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting: dict[str, _Load] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.is_ending = False  # the node stops: loads that fail now say nothing about a model
 
     async def load(self, name: str, is_asked_for: bool = False, retries: bool = True) -> None:
         """Load what the policy selects; return when all of it serves. Loads of one name that wait
@@ -169,7 +170,11 @@ class Loads:
             # no room there, is tried again when it is asked for or when it changes.
             failed = None if isinstance(error, ModelNotReady) else found
             entry.fail(failed, error.message if isinstance(error, GpumuxdError) else "load stopped")
-            _log.error("model_not_loaded", model=entry.label, reason=str(error))
+            if self.is_ending:
+                _log.info("model_not_loaded", model=entry.label, reason="the daemon is stopping")
+            else:
+                reason = str(error) or type(error).__name__
+                _log.error("model_not_loaded", model=entry.label, reason=reason)
             raise
         self._replace(entry, replica)
 

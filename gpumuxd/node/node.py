@@ -171,6 +171,7 @@ class Node:
     async def stop(self, is_urgent: bool = False) -> None:
         """End the devices: after what they have in flight, or at once. Idempotent."""
         self._is_draining = True
+        self._registry.loads.is_ending = True
         self._tell_readiness()
         await self._startup.close()
         if is_urgent:  # nothing is awaited before `stop`: a device that is killed starts again

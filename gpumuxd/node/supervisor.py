@@ -120,6 +120,11 @@ class DeviceSupervisor:
     async def _run(self) -> None:
         while True:
             await self._live_once()
+            if self._first_start.exception() is not None:  # whoever waits for it gives up
+                _log.error(
+                    "device_not_started", device=self.settings.device, reason=self.lost_reason
+                )
+                return
             delay_ns = self._backoff.delay_ns(self._clock() - self._began_ns)
             _log.warning(
                 "device_lost",

@@ -496,7 +496,7 @@ async def test_a_child_that_never_turns_is_killed_when_its_time_to_start_is_over
 ) -> None:
     world.device.answers_start = False
     link = LinkSettings(ping_interval_ns=NS_PER_MS, start_ns_max=10 * NS_PER_MS)
-    with pytest.raises(DeviceLost, match=r"it was not up after 0.01 s \(signal SIGKILL\)"):
+    with pytest.raises(DeviceLost, match=r"it was not up after 0.01 s, .* \(signal SIGKILL\)"):
         async with world.started(link=link):
             pytest.fail("it started")
 
@@ -508,6 +508,7 @@ async def test_statistics_reach_the_view(world: World) -> None:
         (device,) = node.view().devices
         assert (device.name, device.state, device.pid) == ("cpu:0", "ready", world.life.pid)
         assert (device.queued, device.bound_ns, device.device_busy_ns) == (3, 77, 5000)
+        assert (device.best_effort_grants, device.best_effort_granted_ns) == (6, 600)
 
 
 async def test_a_child_that_does_not_stop_is_killed(world: World) -> None:
@@ -864,6 +865,20 @@ async def test_requests_lost_with_their_device_are_one_line_together(world: Worl
         assert {type(result) for result in results} == {DeviceLost}
         (line,) = [x for x in lines if x["log_level"] == "warning"]
         assert (line["event"], line["requests_lost"]) == ("device_lost", 3)
+
+
+async def test_a_load_that_the_end_of_the_daemon_stops_is_no_error_of_the_model(
+    world: World,
+) -> None:
+    world.device.on_load = lambda life, frame: None
+    with capture_logs() as lines:
+        async with world.started() as node:
+            task = asyncio.ensure_future(node.load(DEFAULT_TENANT, "m"))
+            await world.life.wait_for(frames.LoadModel)
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), DeviceLost)
+    (line,) = [line for line in lines if line["event"] == "model_not_loaded"]
+    assert (line["log_level"], line["reason"]) == ("info", "the daemon is stopping")
 
 
 async def test_the_memory_of_a_device_counts_its_arena(world: World) -> None:

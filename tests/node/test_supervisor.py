@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from gpumuxd.clock import monotonic_ns
+from gpumuxd.errors import DeviceLost
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.settings import LinkSettings, RestartSettings
 from gpumuxd.node.supervisor import DeviceSupervisor
@@ -53,6 +55,22 @@ async def test_states_of_two_lives() -> None:
     assert states[-1] == "stopped"
     assert supervisor.restarts == 1
     assert len(device.lives) == 2
+
+
+async def test_a_device_that_can_not_start_at_all_is_not_started_again() -> None:
+    device = FakeDevice()
+    device.ends_at_start = True
+    supervisor = make_supervisor(device, [], lambda _: None)
+    with capture_logs() as lines:
+        with pytest.raises(DeviceLost, match="exit code 1"):
+            await supervisor.start()
+        async with asyncio.timeout(WAIT_S):
+            await supervisor.wait_failed()
+    assert [(line["event"], line["reason"]) for line in lines] == [
+        ("device_not_started", "exit code 1")
+    ]
+    assert len(device.lives) == 1
+    await supervisor.stop()
 
 
 async def test_a_bug_in_supervision_is_raised_to_whoever_waits() -> None:

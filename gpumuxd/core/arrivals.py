@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from gpumuxd.commands import Admit, Command
 from gpumuxd.core import admission, feasibility
-from gpumuxd.core.bucket_table import ONE
+from gpumuxd.core.bucket_table import ONE, BucketTable
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.endings import Endings
 from gpumuxd.core.estimator import Estimator
@@ -133,7 +133,9 @@ class Arrivals:
         finish_ns = feasibility.predicted_finish_ns(cursor, ahead, now_ns)
         outcome = admission.why_too_late(cursor, ahead, now_ns, finish_ns)
         if outcome is not None:
-            return outcome
+            if not self._is_probe(cursor, table, lane, ahead, now_ns):
+                return outcome
+            finish_ns = feasibility.predicted_finish_ns(cursor, ahead, now_ns)
         if is_realtime and cursor.priority_class is _REALTIME:
             cursor.tenant.take()
             self._launcher.quiet.arrived(cursor.arrived_ns)
@@ -147,6 +149,28 @@ class Arrivals:
         lane.run_queue.add(cursor)
         commands.append(Admit(cursor.members[0], finish_ns if cursor.predicted_ns else 0))
         return None
+
+    def _is_probe(
+        self,
+        cursor: Cursor,
+        table: BucketTable,
+        lane: LaneState,
+        ahead: feasibility.Ahead,
+        now_ns: int,
+    ) -> bool:
+        """It would be refused. Is it admitted all the same, since nobody like it could ever run?"""
+        if not feasibility.is_refused_always(cursor, ahead, now_ns):
+            return False
+        lane.run_queue.expect(cursor, table.typical_run_ns)
+        finish_ns = feasibility.predicted_finish_ns(cursor, ahead, now_ns)
+        is_late = bool(feasibility.why_infeasible(cursor, ahead, now_ns, finish_ns))
+        is_quiet = not lane.run_queue.live and not lane.launch_queue.flights
+        may_be_in_time = not is_late or now_ns + table.least_rest[0] <= cursor.deadline_ns
+        if (is_late and not is_quiet) or not table.is_probe(may_be_in_time):
+            return False
+        cursor.is_probe, cursor.goes_on = True, is_late
+        cursor.predicted_ns = table.typical_run_ns
+        return True
 
     def _ahead(self, lane: LaneState, now_ns: int) -> feasibility.Ahead:
         lane.run_queue.settle()

@@ -6,7 +6,8 @@ best-effort slices pays the rest, so that exactly the share balances. Once a who
 best-effort slice is *due*: the next one launched goes ahead of higher classes. That is a *grant*.
 It is a slice like any other, so the bound on work in flight holds for it (or it is one group, if
 even that is longer), and where it has no room the lane waits for it: nobody else is tried, as for
-everybody who is next.
+everybody who is next. The device's own runs, of profiles and uploads, are no tenant's work: nothing
+is owed to them and they take no grant; they pay as all of the class do when it is their turn.
 
 What is owed is not saved up. While nobody of the class waits nothing is owed; a grant that can't be
 taken (no frame) is owed once; what piles up behind a long group of others is owed for

@@ -16,11 +16,21 @@ becomes the base. A base that was borrowed from another bucket, or that one firs
 both windows, which fill up with real runs from there, and RUNS_TO_REFUSE of them end the guess:
 not one, since a first run may be slow, and who is refused by it would teach nothing better.
 
+Who is refused does not run, and so a window that is wrong would stay wrong: two hiccups among 32
+runs are a p95. Of those that would be refused on an idle device some are admitted nevertheless, as
+*probes* (`is_probe`): every PROBE_EVERY-th that may well be in time, every PROBE_ANYHOW_EVERY-th
+else. Who is stopped under way never shows its rest either: every STOP_SPARED_EVERY-th is let go on.
+
+`least_rest` is for who decides whether a run that is under way can still be in time: the least
+that remembered runs took from each group on. Their shapes are known, so no pace has to be spread
+over groups that need not follow it.
+
 Invariant: `prefix` is empty or has `group_count + 1` strictly increasing entries from 0.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import mul
 
 from gpumuxd.core.slice_plan import SlicePlan
 from gpumuxd.domain import PriorityClass
@@ -41,6 +51,16 @@ DEVIATION_MIN = ONE // 8
 RUNS_TO_REFUSE = 2
 """Whole runs that make a guess an estimate: the fewest of which one outlier is left out."""
 
+PROBE_EVERY = 4
+"""Of so many that a typical run, or the quickest on a quiet lane, would bring in time, one is
+admitted: the 31 runs that put two hiccups out of the window come with 93 refusals."""
+
+PROBE_ANYHOW_EVERY = 32
+"""Of so many that no run would bring in time that is remembered: most of them will be late."""
+
+STOP_SPARED_EVERY = 8
+"""Of so many that would be stopped under way, one goes on till its deadline."""
+
 RUNS_PER_FOLD = 4
 """A fold sorts every group's window, about 1 us each: amortised over this many runs."""
 
@@ -56,6 +76,11 @@ class BucketTable:
         "_column_scale",
         "_columns",
         "_first_run",
+        "_is_fold_due",
+        "_is_stale",
+        "_least_ends",
+        "_least_rest",
+        "_prefix",
         "_run_no",
         "_runs",
         "_runs_folded",
@@ -67,22 +92,29 @@ class BucketTable:
         "longest_group_ns",
         "outstanding_ns",
         "plans",
-        "prefix",
-        "quickest",
+        "refusals",
         "run_ns",
+        "stops",
         "typical",
+        "typical_run_ns",
     )
 
     def __init__(self, group_count: int) -> None:
         self.group_count = group_count
-        self.prefix: list[int] = []
+        self._prefix: list[int] = []
+        self._is_stale = False  # `prefix` and the longest group are from before a `rescale`
         self.run_ns = 0  # p95 of a whole run, 0 while unknown
         self.is_guess = True  # neither profiled nor run RUNS_TO_REFUSE times
         self.longest_group_ns = 0
         self.outstanding_ns = 0  # most ever in flight when launched freely, 0 while unknown
         self.plans: list[SlicePlan | None] = [None] * len(PriorityClass)  # by class of the work
         self.typical = ONE  # median run as a ratio to the base: what `Drift` compares with
-        self.quickest = ONE  # the quickest run that is remembered, likewise
+        self.typical_run_ns = 0  # the same as a time
+        self._least_rest: list[int] = []
+        self._least_ends: list[int] = []
+        self._is_fold_due = False  # the next run may be one that was admitted to learn from it
+        self.refusals = 0  # since the last probe, of those that would be refused on an idle device
+        self.stops = 0  # since one was spared
         self._typical_min = self._typical_max = ONE
         self._base_ns: list[int] = []
         self._base_prefix: list[int] = []
@@ -103,7 +135,30 @@ class BucketTable:
 
     @property
     def is_known(self) -> bool:
-        return bool(self.prefix)
+        return bool(self._prefix)
+
+    @property
+    def prefix(self) -> list[int]:
+        """When each group ends in a run, from 0; another list when that changes. Brought up to date
+        by whoever asks first after a `rescale`, so that a change of the clock does not stop
+        everything while hundreds of tables are folded that nobody uses now."""
+        if self._is_stale:
+            self._fold()
+        return self._prefix
+
+    @property
+    def least_rest(self) -> list[int]:
+        """The least time from each group to the end of the run."""
+        if self._is_stale:
+            self._fold()
+        return self._least_rest
+
+    @property
+    def least_ends(self) -> list[int]:
+        """Like `prefix`, of the least time of each group."""
+        if self._is_stale:
+            self._fold()
+        return self._least_ends
 
     def set_base(self, group_ns: Sequence[int], run_ns: int, is_guess: bool = False) -> None:
         """Start from a profile, or a guess: a scaled neighbour or the first run. Before any run."""
@@ -121,9 +176,25 @@ class BucketTable:
         self._run_no = [-1] * RUNS
         self._fold()
 
-    def base_ns(self, first: int, end: int) -> int:
-        """What these groups take in the base, which `typical` and `quickest` are ratios to."""
-        return self._base_prefix[end] - self._base_prefix[first]
+    def typical_ns(self, first: int, end: int) -> int:
+        """What these groups take of a typical run."""
+        prefix = self.prefix
+        return self.typical_run_ns * (prefix[end] - prefix[first]) // prefix[-1]
+
+    def is_probe(self, may_be_in_time: bool) -> bool:
+        """One more would be refused on an idle device. Is it admitted, to learn from it?"""
+        self.refusals += 1
+        if self.refusals < (PROBE_EVERY if may_be_in_time else PROBE_ANYHOW_EVERY):
+            return False
+        self.refusals = 0
+        self._is_fold_due = True
+        return True
+
+    def is_spared(self) -> bool:
+        """One more would be stopped under way. Does it go on, to learn from it?"""
+        self.stops = (self.stops + 1) % STOP_SPARED_EVERY
+        self._is_fold_due |= self.stops == 0
+        return self.stops == 0
 
     def new_column(self, slice_no: int) -> int:
         """Where the samples of a run that starts now go. `slice_no` dates them for `rescale`."""
@@ -167,9 +238,11 @@ class BucketTable:
         self._runs[place] = (device_ns << SHIFT) // self._base_prefix[-1]
         self._run_no[place] = slice_no
         self._runs_seen += 1
-        is_early = len(self._runs) <= RUNS_PER_FOLD  # each of the first real runs counts at once
+        # Each of the first real runs counts at once, and what is run to learn from it.
+        is_early = len(self._runs) <= RUNS_PER_FOLD or self._is_fold_due
         if self._runs_seen - self._runs_folded < RUNS_PER_FOLD and not is_early:
             return False
+        self._is_fold_due = False
         self._runs_folded = self._runs_seen
         self._fold()
         return True
@@ -196,7 +269,10 @@ class BucketTable:
         for place, slice_no in enumerate(self._run_no):
             if slice_no < since_slice_no:
                 self._runs[place] = (self._runs[place] * ratio) >> SHIFT
-        self._fold()
+        if self._column_run[self._column_no] < since_slice_no:  # as all others then
+            self.longest_group_ns = max(1, (self.longest_group_ns * ratio) >> SHIFT)
+        self._fold_runs()
+        self._is_stale = True
 
     def _materialise(self, column: int, keep: tuple[int, int]) -> None:
         scale, values = self._column_scale[column], self._columns[column]
@@ -207,24 +283,45 @@ class BucketTable:
         self._column_scale[column] = ONE
 
     def _fold(self) -> None:
+        self._is_stale = False
         for column, scale in enumerate(self._column_scale):
             if scale != ONE:
                 self._materialise(column, keep=(0, 0))
         ratios: list[int] = []
+        least: list[int] = []
         previous, ratio = None, ONE
         for window in zip(*self._columns, strict=True):
             if window != previous:  # groups that were always in one slice have the same ratios
                 previous, ratio = window, sorted(window)[-2]
             ratios.append(ratio)
+            least.append(min(window))
         group_ns = [
             base_ns * ratio >> SHIFT or 1
             for base_ns, ratio in zip(self._base_ns, ratios, strict=True)
         ]
-        runs = sorted(self._runs)
-        self.prefix = [0, *accumulate(group_ns)]
+        self._prefix = [0, *accumulate(group_ns)]
         self.longest_group_ns = max(group_ns)
+        ends = accumulate(map(mul, self._base_ns, least))
+        self._least_ends = [0, *(end >> SHIFT for end in ends)]
+        self._least_rest = self._least_rests()
+        self._fold_runs()
+
+    def _fold_runs(self) -> None:
+        runs = sorted(self._runs)
         self.run_ns = max(1, (self._base_prefix[-1] * runs[-2 if len(runs) > 1 else 0]) >> SHIFT)
-        self.quickest = max(1, runs[0])
         self.typical = typical = max(1, runs[len(runs) // 2])
+        self.typical_run_ns = max(1, self._base_prefix[-1] * typical >> SHIFT)
         deviation = typical * DEVIATION_MIN >> SHIFT
         self._typical_min, self._typical_max = typical - deviation, typical + deviation
+
+    def _least_rests(self) -> list[int]:
+        """From each group on: the least that one of the remembered runs took to its end."""
+        base_ns = self._base_ns[::-1]
+        least: list[int] = []
+        previous: list[int] = []
+        for column in self._columns:
+            if column != previous:  # at first they are all alike
+                rests = list(accumulate(map(mul, base_ns, reversed(column))))
+                least = list(map(min, least, rests)) if previous else rests
+                previous = column
+        return [*(rest >> SHIFT for rest in reversed(least)), 0]

@@ -168,7 +168,10 @@ class DeviceScheduler:
             self._endings.ended.append(cursor)
 
     def _run_passed(self, cursor: Cursor, slice_no: int) -> None:
-        if not cursor.interfered:
+        # Who was spared a stop has shown its rest; as a whole run it counts only if it was in time,
+        # since those that are stopped don't count either.
+        is_late_spared = cursor.is_spared and cursor.last_end_ns > cursor.deadline_ns
+        if not cursor.interfered and not is_late_spared:
             moved = cursor.table.record_run(cursor.column, cursor.compute_ns, slice_no)
             self._launcher.bounds_are_stale |= moved
         self._endings.run_passed(cursor)

@@ -10,6 +10,11 @@ behind it may become late. The other classes refuse only what is certain to miss
 and all of the classes above go first whatever the fair order does; a later arrival of a class
 above can only make it worse. With `fifo` all that is queued goes first.
 
+Whoever is refused does not run, and so can't show that the estimate is wrong. Of requests that even
+an idle device would refuse, some are admitted as probes (`bucket_table.py`): one that is in time at
+the typical pace where it makes no admitted REALTIME request late at that pace; one that is not only
+where nothing else is queued or in flight on the lane. A probe weighs what a typical run takes.
+
 Where the plan is silent. A request without an estimate is never refused and weighs nothing, queued
 or in flight. A guess is no estimate (`bucket_table.py`): sizes that were neither profiled nor run
 refuse neither their own requests nor others, until their own runs tell how long they take. One
@@ -114,3 +119,12 @@ def why_infeasible(cursor: Cursor, ahead: Ahead, now_ns: int, finish_ns: int) ->
         f"predicted to finish in {ms_from_ns(finish_ns - now_ns):.3f} ms, but then an admitted "
         f"request due in {ms_from_ns(late.deadline_ns - now_ns):.3f} ms would be late"
     )
+
+
+def is_refused_always(cursor: Cursor, ahead: Ahead, now_ns: int) -> bool:
+    """Would this refused one be refused on an idle device too, if it came in time at all?"""
+    if cursor.deadline_ns <= now_ns or cursor.predicted_ns == 0:
+        return False
+    nobody = [0] * len(PriorityClass)
+    idle = Ahead(0, nobody, DeadlineBacklog(), ONE, ahead.is_fifo, ahead.share)
+    return predicted_finish_ns(cursor, idle, now_ns) > cursor.deadline_ns

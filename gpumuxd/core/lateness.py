@@ -1,20 +1,23 @@
 """Can an admitted request still be in time? Asked when it would be launched next, of nobody else.
 
 Two answers, from what is in flight on its lane and the groups it has left. *Typical*: at the pace
-of the median run, which is what people are told. *Soonest*: at the quickest pace there is reason
-to hope for. Only who is late by the soonest end is given up, and never by a guess: to stop one
-that would have made it is worse than to run one that will not.
+of the median run, which is what people are told. *Soonest*: the quickest there is reason to hope
+for. Only who is late by the soonest end is given up, and never by a guess: to stop one that would
+have made it is worse than to run one that will not.
 
-The soonest pace is the least of three: the quickest of the whole runs that are remembered, so that
-a program whose times vary keeps a margin as wide as they do; 1/8 less than the median, which is the
-deviation that the estimates take as typical, so that one whose times were never seen to vary has a
-margin at all; and the pace of this very run so far, so that one that goes better than any before
-is believed. Work in flight counts at its own soonest pace.
+The soonest rest is the least that any run that is remembered took from this very group on, so that
+a program whose times vary keeps a margin as wide as they do, wherever in its course they do; less
+1/8 of it, which is the deviation that the estimates take as typical, so that one whose times were
+never seen to vary has a margin at all. A slow run so far says nothing of its rest, since slow
+groups need not stay slow; one that goes better than any before is believed to go on so. Work in
+flight counts by the least of each group. Some are spared all the same and go on to their deadline:
+probes that a typical run would make late, and now and then one that is under way, because who is
+always stopped could never show that its rest is quick (`bucket_table.py`).
 
 It must not know who goes next, or what becomes of those that are late.
 """
 
-from gpumuxd.core.bucket_table import DEVIATION_MIN, ONE, SHIFT
+from gpumuxd.core.bucket_table import DEVIATION_MIN, ONE, SHIFT, BucketTable
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.launch_queue import LaunchQueue
 from gpumuxd.domain import Outcome, OutcomeKind
@@ -27,14 +30,20 @@ def may_be_late(cursor: Cursor, queue: LaunchQueue, now_ns: int) -> bool:
 
 
 def why_given_up(cursor: Cursor, queue: LaunchQueue, now_ns: int) -> Outcome | None:
-    """The fate of a cursor with groups left to launch that can't be in time; None if it can."""
+    """The fate of a cursor with groups left to launch that can't be in time; None if it can, or is
+    spared: that is kept on the cursor."""
     table = cursor.table
     if table.is_guess:
         return None
-    rest_ns = table.base_ns(cursor.next_group, cursor.group_count) * _soonest_pace(cursor) >> SHIFT
-    if now_ns + _in_flight_ns(queue, now_ns, is_soonest=True) + rest_ns <= cursor.deadline_ns:
+    if cursor.goes_on:
         return None
-    finish_ns = predicted_finish_ns(cursor, queue, now_ns)
+    soonest_ns = now_ns + _in_flight_ns(queue, now_ns, is_soonest=True) + _soonest_rest_ns(cursor)
+    if soonest_ns <= cursor.deadline_ns:
+        return None
+    if cursor.is_started and table.is_spared():
+        cursor.goes_on = cursor.is_spared = True
+        return None
+    finish_ns = max(soonest_ns, predicted_finish_ns(cursor, queue, now_ns))
     reason = (
         f"predicted to finish in {ms_from_ns(finish_ns - now_ns):.3f} ms, the deadline is in "
         f"{ms_from_ns(cursor.deadline_ns - now_ns):.3f} ms: stopped {_where(cursor)}"
@@ -47,7 +56,7 @@ def predicted_finish_ns(cursor: Cursor, queue: LaunchQueue, now_ns: int) -> int:
     table = cursor.table
     if table.is_guess:
         return 0
-    rest_ns = table.base_ns(cursor.next_group, cursor.group_count) * table.typical >> SHIFT
+    rest_ns = table.typical_ns(cursor.next_group, cursor.group_count)
     return now_ns + _in_flight_ns(queue, now_ns, is_soonest=False) + rest_ns
 
 
@@ -65,12 +74,22 @@ def ended_late(cursor: Cursor) -> Outcome:
     return Outcome(OutcomeKind.DEADLINE_MISSED, reason, cursor.last_end_ns, cursor.deadline_ns)
 
 
-def _soonest_pace(cursor: Cursor) -> int:
-    table = cursor.table
-    pace = min(table.quickest, table.typical * (ONE - DEVIATION_MIN) >> SHIFT)
-    if cursor.passed_group:
-        pace = min(pace, (cursor.compute_ns << SHIFT) // table.base_ns(0, cursor.passed_group))
-    return pace
+def _soonest_rest_ns(cursor: Cursor) -> int:
+    table, first = cursor.table, cursor.next_group
+    rest_ns = _less_a_deviation(table.least_rest[first])
+    passed_ns = table.typical_ns(0, cursor.passed_group)
+    if cursor.compute_ns < passed_ns:  # better than typical; worse is not held against it
+        own_ns = table.typical_ns(first, cursor.group_count) * cursor.compute_ns // passed_ns
+        rest_ns = min(rest_ns, own_ns)
+    return rest_ns
+
+
+def _soonest_slice_ns(table: BucketTable, first: int, end: int) -> int:
+    return _less_a_deviation(table.least_ends[end] - table.least_ends[first])
+
+
+def _less_a_deviation(time_ns: int) -> int:
+    return time_ns * (ONE - DEVIATION_MIN) >> SHIFT
 
 
 def _in_flight_ns(queue: LaunchQueue, now_ns: int, *, is_soonest: bool) -> int:
@@ -79,8 +98,11 @@ def _in_flight_ns(queue: LaunchQueue, now_ns: int, *, is_soonest: bool) -> int:
     for flight in queue.flights:
         table, work = flight.cursor.table, flight.slice
         if not table.is_guess:
-            pace = _soonest_pace(flight.cursor) if is_soonest else table.typical
-            slice_ns = table.base_ns(work.first_group, work.end_group) * pace >> SHIFT
+            first, end = work.first_group, work.end_group
+            if is_soonest:
+                slice_ns = _soonest_slice_ns(table, first, end)
+            else:
+                slice_ns = table.typical_ns(first, end)
             rest_ns += max(0, slice_ns - since_ns)
         since_ns = 0  # only the head runs
     return rest_ns

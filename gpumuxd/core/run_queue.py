@@ -191,26 +191,41 @@ class ClassQueue:
         flow.entry = entry = (flow.tag, deadline_ns, arrival, serial, flow, head)
         return entry
 
-    def peek(self, rank: int, ledger: Ledger) -> Cursor | None:
-        """The next eligible cursor. Marks models whose frame does not fit as blocked."""
+    def peek(self, rank: int, ledger: Ledger, is_grant: bool = False) -> Cursor | None:
+        """The next eligible cursor. Marks models whose frame does not fit as blocked. For a grant,
+        flows in which the device's own work is next are passed over, and owed nothing for it."""
         started, started_tag = None, 0
         for flow in self._running:
             heap, tag = flow.started, flow.tag
             if not heap or not heap[0][2].is_queued:
                 self._drop_ended()
-                return self.peek(rank, ledger)
+                return self.peek(rank, ledger, is_grant)
+            if is_grant and heap[0][2].is_own:
+                flow.tag = max(tag, self.v)
+                continue
             if started is None or tag < started_tag:
                 started, started_tag = heap[0], tag
             elif tag == started_tag and heap[0] < started:
                 started = heap[0]
+        waiting = None
         if self._waiting and ledger.has_frame(rank):
+            own: list[_Entry] = []
             while (entry := self._first_waiting()) is not None:
                 if started is not None and (started_tag, started[0], started[1]) < entry:
                     break
-                model = entry[5].model
-                if ledger.fits(model):
-                    return entry[5]
-                model.is_blocked = True
+                cursor = entry[5]
+                if is_grant and cursor.is_own:
+                    entry[4].tag = max(entry[4].tag, self.v)
+                    own.append(heappop(self._waiting))
+                    continue
+                if ledger.fits(cursor.model):
+                    waiting = cursor
+                    break
+                cursor.model.is_blocked = True
+            for entry in own:
+                heappush(self._waiting, entry)
+        if waiting is not None:
+            return waiting
         return started[2] if started is not None else None
 
     def unblock(self) -> None:
@@ -287,6 +302,7 @@ class RunQueue:
         "_in_order",
         "_share_ppm",
         "_started",
+        "_tenants_best_effort",
         "backlog_ns",
         "live",
         "realtime",
@@ -306,6 +322,7 @@ class RunQueue:
             self._in_order = [(rank, self._classes[rank]) for rank in (2, 1, 0)]
         self._started: dict[int, Cursor] = {}  # by cursor id; at most as many as frames
         self.live = 0  # queued cursors: admitted, alive, with groups left to launch
+        self._tenants_best_effort = 0  # of the lowest class, without the device's own
         # Predicted and not launched yet, by class, with the grants that may go between.
         self.backlog_ns = [0] * len(PriorityClass)
         self.realtime = DeadlineBacklog()  # the same for REALTIME, by deadline
@@ -314,6 +331,7 @@ class RunQueue:
         cursor.is_queued = True
         rank = cursor.rank
         self.live += 1
+        self._tenants_best_effort += rank == _BEST_EFFORT and not cursor.is_own
         self.backlog_ns[rank] += cursor.remaining_ns
         self._classes[rank].add(cursor)
         if cursor.is_started:
@@ -340,6 +358,7 @@ class RunQueue:
             cursor.is_queued = False
             rank = cursor.rank
             self.live -= 1
+            self._tenants_best_effort -= rank == _BEST_EFFORT and not cursor.is_own
             self.backlog_ns[rank] -= cursor.remaining_ns
             self._classes[rank].drop()
             self._started.pop(cursor.cursor_id, None)
@@ -348,13 +367,14 @@ class RunQueue:
 
     @property
     def has_best_effort(self) -> bool:
-        """Does work of the lowest class wait, eligible or not?"""
-        return self._classes[_BEST_EFFORT].live > 0
+        """Does work of the lowest class wait that grants are for, eligible or not?"""
+        return self._tenants_best_effort > 0
 
     def select_best_effort(self, ledger: Ledger) -> Cursor | None:
-        """Who would be next if nobody of a higher class waited."""
-        queue = self._classes[_BEST_EFFORT]
-        return queue.peek(_BEST_EFFORT, ledger) if queue.live else None
+        """Who would be next if nobody of a higher class waited, and no work of the device's own."""
+        if not self._tenants_best_effort:
+            return None
+        return self._classes[_BEST_EFFORT].peek(_BEST_EFFORT, ledger, True)
 
     def expect(self, cursor: Cursor, work_ns: int) -> None:
         """So much of it is predicted to be left. Higher classes also wait for grants."""

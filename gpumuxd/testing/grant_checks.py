@@ -4,19 +4,21 @@ The onlooker calls it a grant when a best-effort slice is launched although he k
 work of a higher class. He keeps two books of device time, in nanoseconds times a million. The
 lenient one leaves out what best-effort work got in its turn: no grant may be launched while even
 that is not above 0. The strict one counts it, and only while such work could run after every poll:
-it may not be behind by more than what is in flight and a slice.
+it may not be behind by more than what is in flight and a slice. Grants are for the work of tenants
+alone, not for the device's own.
 """
 
 from collections.abc import Callable
 
-from gpumuxd.domain import PriorityClass
+from gpumuxd.domain import CursorKind, PriorityClass
 from gpumuxd.settings import Order
 from gpumuxd.testing.launch_checks import StatisticsSeen
-from gpumuxd.testing.seen import SeenSlice
+from gpumuxd.testing.seen import SeenRequest, SeenSlice
 from gpumuxd.testing.world import World
 from gpumuxd.units import PPM
 
 _BEST_EFFORT = PriorityClass.BEST_EFFORT
+_OWN_KINDS = (CursorKind.PROFILE, CursorKind.UPLOAD)
 
 
 class Grants:
@@ -40,8 +42,15 @@ class Grants:
     def is_on(self) -> bool:
         return self._share_ppm > 0
 
-    def why_not_due(self) -> str | None:
+    def _of_tenants(self) -> list[SeenRequest]:
+        """The best-effort work that waits and may be granted something."""
+        waiting = self._world.waiting[_BEST_EFFORT].values()
+        return [request for request in waiting if request.arrived.kind not in _OWN_KINDS]
+
+    def why_not_due(self, chosen: SeenRequest) -> str | None:
         """A best-effort slice would go ahead of higher classes: is it owed that?"""
+        if chosen.arrived.kind in _OWN_KINDS:
+            return "the device's own work goes ahead of higher classes"
         if self._debt > 0:
             return None
         return f"best-effort work goes first, and is not owed {-self._debt // PPM} ns"
@@ -67,7 +76,7 @@ class Grants:
         self._longest_ns[of] = max(self._longest_ns[of], device_ns, seen.work.predicted_ns)
         if of is not _BEST_EFFORT:
             self._debt += self._share_ppm * device_ns
-            if not self._world.waiting[_BEST_EFFORT]:
+            if not self._of_tenants():
                 self._debt = min(self._debt, 0)
             self._behind += self._share_ppm * device_ns if self._could_run else 0
             return
@@ -80,8 +89,7 @@ class Grants:
         if not self.is_on:
             return None
         world = self._world
-        waiting = world.waiting[_BEST_EFFORT].values()
-        self._could_run = any(world.is_eligible(r, now_ns) for r in waiting)
+        self._could_run = any(world.is_eligible(r, now_ns) for r in self._of_tenants())
         if not self._could_run or len(world.lanes) > 1:
             self._behind = 0
             return None

@@ -23,6 +23,7 @@ from gpumuxd.testing.world import World
 _PASSED_KEPT = 256
 
 _BEST_EFFORT = PriorityClass.BEST_EFFORT
+_OWN_KINDS = (CursorKind.PROFILE, CursorKind.UPLOAD)
 
 
 class OrderCheck:
@@ -59,7 +60,7 @@ class OrderCheck:
                     f"{chosen.arrived} as {chosen.effective_class.name}"
                 )
         if self.is_grant:
-            return self._grants.why_not_due()
+            return self._grants.why_not_due(chosen)
         for undecided in world.undecided.values():
             first = undecided.arrived.priority_class > chosen.effective_class
             if first and undecided.arrived.request_id not in refused:
@@ -108,7 +109,7 @@ class OrderCheck:
         only work, and for so many bounds."""
         world = self._world
         settings = world.settings
-        is_own = request.arrived.kind in (CursorKind.PROFILE, CursorKind.UPLOAD)
+        is_own = request.arrived.kind in _OWN_KINDS
         is_alone = sum(len(one_class) for one_class in world.waiting.values()) == 1
         is_expected = any(
             model.ready.class_max is PriorityClass.REALTIME for model in world.models.values()
@@ -222,6 +223,7 @@ class Fairness:
     their device time may swing by one slice and one group to either side; where predictions were
     wrong, by as much more as the slices in flight were mispredicted. A tenant that was held back
     for want of a frame is owed time and may catch up, so it is left out until its backlog is gone.
+    Where best-effort work has a share, the device's own work takes no part in it: it is left out.
     """
 
     def __init__(self, world: World) -> None:
@@ -269,8 +271,11 @@ class Fairness:
         world = self._world
         could_run: dict[str, bool] = {}
         has_frame = world.may_take_frame(priority_class)
+        has_share = world.settings.best_effort_share_min_ppm > 0
         for request in world.waiting[priority_class].values():
             tenant = request.arrived.tenant
+            if has_share and request.arrived.kind in _OWN_KINDS:
+                continue
             if not could_run.get(tenant, False):
                 may_run = has_frame or request.cursor is not None
                 may_run = may_run and not request.may_be_given_up

@@ -6,8 +6,8 @@ import pytest
 
 from gpumuxd.commands import Admit
 from gpumuxd.core.best_effort_share import GRANTS_OWED_MAX, BestEffortShare, stretched_ns
-from gpumuxd.domain import Lane, OutcomeKind, PriorityClass
-from gpumuxd.events import Event, ModelProfile, ModelReady, RequestCancelled
+from gpumuxd.domain import CursorKind, Lane, OutcomeKind, PriorityClass
+from gpumuxd.events import Event, ModelProfile, ModelReady, RequestArrived, RequestCancelled
 from gpumuxd.settings import Order
 from gpumuxd.units import PPM
 from tests.core.conversation import (
@@ -333,3 +333,31 @@ def test_a_best_effort_arrival_may_count_on_its_share() -> None:
         assert talk.outcomes == expected
         talk.run()
         assert share_ppm == 0 or talk.outcomes[1] is COMPLETED
+
+
+@pytest.mark.parametrize("kind", [CursorKind.PROFILE, CursorKind.UPLOAD])
+def test_the_devices_own_work_takes_no_grants(kind: CursorKind) -> None:
+    """It is ahead of the tenant's in the order of its class, and only the tenant's is granted."""
+    own_ready = ready("own", *[20 * MS] * 4)
+    talk = Conversation(LOW, HIGHER, own_ready, **ONE_MS, best_effort_share_min_ppm=TENTH)
+    talk.say(
+        RequestArrived(999, "", "own", BEST_EFFORT, (1,), 0, None, 1, kind),
+        request(0, "low"),
+        *(request(n, "higher", REALTIME) for n in range(1, 30)),
+    )
+    talk.run(until=100 * MS)
+    assert device_ns(talk, "own") == 0
+    assert abs(device_ns(talk, "low") - 10 * MS) <= MS
+    talk.run(until=400 * MS)
+    assert device_ns(talk, "own") == 80 * MS, "it has its turn when nobody of a higher class waits"
+
+
+def test_while_only_the_devices_own_work_waits_nothing_is_owed() -> None:
+    talk = Conversation(LOW, HIGHER, **ONE_MS, best_effort_share_min_ppm=TENTH)
+    own = RequestArrived(999, "", "low", BEST_EFFORT, (1,), 0, None, 1, CursorKind.PROFILE)
+    talk.say(own, *(request(n, "higher", REALTIME) for n in range(1, 20)))
+    talk.run(until=60 * MS)
+    talk.say(request(0, "low", at=60 * MS), at=60 * MS)
+    talk.run(until=63 * MS)
+    assert device_ns(talk, "low") == 0
+    assert talk.scheduler.statistics().best_effort_grants == 0

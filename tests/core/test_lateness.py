@@ -4,9 +4,10 @@ import pytest
 
 from gpumuxd.commands import Launch, Release, Retire
 from gpumuxd.core import lateness
+from gpumuxd.core.bucket_table import STOP_SPARED_EVERY
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.launch_queue import LaunchQueue
-from gpumuxd.domain import OutcomeKind, PriorityClass
+from gpumuxd.domain import OutcomeKind, PriorityClass, Slice
 from gpumuxd.events import ModelDraining, ModelProfile, ModelReady, RequestCancelled
 from gpumuxd.settings import Order
 from tests.core.conversation import (
@@ -26,12 +27,14 @@ ONE_MS = {"preemption_delay_ns_max": MS}
 
 
 def eight_groups(deadline: int, runs: list[int], so_far: int | None) -> Cursor:
-    """Eight groups of 1,000 each. Runs that were seen before fill the window of 32; `so_far` is
-    what its own first four took, if they have passed."""
+    """Eight groups of 1,000 each. Runs that were seen before, each evenly long over its groups,
+    fill the window of 32; `so_far` is what its own first four took, if they have passed."""
     model = make_model(*[1_000] * 8)
     cursor = make_cursor(1, model, deadline_ns=deadline)
     for number in range(32 if runs else 0):
-        cursor.table.record_run(0, runs[number % len(runs)], number)
+        column, run_ns = cursor.table.new_column(number), runs[number % len(runs)]
+        cursor.table.record_slice(column, 0, 8, run_ns)
+        cursor.table.record_run(column, run_ns, number)
     if so_far is not None:
         cursor.moved_to(4)
         cursor.slice_passed(4, 0, so_far, is_resumption=False)
@@ -47,13 +50,14 @@ def eight_groups(deadline: int, runs: list[int], so_far: int | None) -> Cursor:
         # The median counts, not the slow ones that the p95 keeps.
         ([8_000, 8_000, 8_000, 80_000], None, [], 7_000),
         # Runs that vary: the quickest of them.
-        ([8_000, 8_000, 4_000], None, [], 4_000),
-        ([8_000, 7_500], None, [], 7_000),
+        ([8_000, 8_000, 4_000], None, [], 3_500),  # and 1/8 less
+        ([8_000, 7_000], None, [], 6_125),
         # Half of it has passed; at its own pace if that is quicker, never if it is slower.
         ([], 4_000, [], 3_500),
         ([], 2_000, [], 2_000),
         ([], 9_000, [], 3_500),
-        ([8_000, 8_000, 4_000], 3_000, [], 2_000),
+        ([8_000, 8_000, 4_000], 3_000, [], 1_750),
+        ([8_000, 8_000, 4_000], 9_000, [], 1_750),
         # In flight before it: groups of others, at their soonest.
         ([], None, [1_000], 7_875),
         ([], None, [1_000, 1_000], 8_750),
@@ -73,6 +77,90 @@ def test_the_soonest_end(
         assert (outcome is not None) == is_given_up
         # The quick question misses nobody.
         assert not is_given_up or lateness.may_be_late(cursor, queue, 0)
+
+
+@pytest.mark.parametrize(
+    ("profile", "run", "left_at", "soonest"),
+    [
+        # Its end is quicker than its beginning, and the whole no quicker than the profile.
+        ([1_000] * 4, [1_800, 1_800, 200, 200], 2, 350),
+        # The profile has a slow last group, and no run ever had.
+        ([1_000, 1_000, 1_000, 20_000], [1_000] * 4, 1, 2_625),
+        ([1_000, 1_000, 1_000, 20_000], [1_000] * 4, 3, 875),
+        # The profile has a slow first group: the rest is not hoped to be 4/23 of what it is.
+        ([20_000, 1_000, 1_000, 1_000], [1_000] * 4, 1, 2_625),
+    ],
+)
+def test_the_rest_is_judged_by_the_rests_of_earlier_runs(
+    profile: list[int], run: list[int], left_at: int, soonest: int
+) -> None:
+    """Not by a pace of the whole, spread over groups that do not follow it."""
+    model = make_model(*profile)
+    for deadline, is_given_up in ((soonest + 3, False), (soonest - 3, True)):
+        cursor = make_cursor(1, model, deadline_ns=deadline)
+        for number in range(16):
+            column = cursor.table.new_column(number)
+            for group, time_ns in enumerate(run):
+                cursor.table.record_slice(column, group, group + 1, time_ns)
+            cursor.table.record_run(column, sum(run), number)
+        cursor.moved_to(left_at)
+        cursor.slice_passed(left_at, 0, 2 * sum(run[:left_at]), is_resumption=False)
+        outcome = lateness.why_given_up(cursor, LaunchQueue(COMPUTE, 2, 0), 0)
+        assert (outcome is not None) == is_given_up
+        assert outcome is None or outcome.predicted_finish_ns > deadline, "what it is told is late"
+
+
+def stream(
+    talk: Conversation, model: str, deadline: int, count: int, first: int = 1, gap: int = 32 * MS
+) -> list[OutcomeKind]:
+    """Requests at a steady pace, each on an idle device."""
+    start_ns = talk.now_ns + gap
+    at = [start_ns + number * gap for number in range(count)]
+    talk.run(
+        (at_ns, request(first + number, model, REALTIME, at=at_ns, deadline=at_ns + deadline))
+        for number, at_ns in enumerate(at)
+    )
+    return [talk.finish(first + number).outcome.kind for number in range(count)]
+
+
+def test_a_first_run_with_a_slow_group_stops_nobody_later() -> None:
+    """Its shape is the base for good; it must not be taken for the shape of all runs."""
+
+    def device_ns(work: Slice) -> int:
+        slow_ns = 19 * MS if work.cursor_id == 1 and work.end_group == 4 else 0
+        return MS * (work.end_group - work.first_group) + slow_ns
+
+    talk = Conversation(ModelReady("m", ModelProfile(4), REALTIME), duration_ns=device_ns, **ONE_MS)
+    talk.run([(0, request(100, "m")), (0, request(101, "m")), (0, request(102, "m"))])
+    assert stream(talk, "m", 5 * MS, 40) == [COMPLETED] * 40
+
+
+def test_runs_that_begin_slowly_and_end_quickly_are_spared_until_that_is_known() -> None:
+    """None of them would ever end otherwise, so that nobody could learn how quick its rest is."""
+
+    def device_ns(work: Slice) -> int:
+        return sum(
+            9 * MS // 5 if g < 4 else MS // 5 for g in range(work.first_group, work.end_group)
+        )
+
+    talk = Conversation(ready("m", *[MS] * 8), duration_ns=device_ns, **ONE_MS)
+    kinds = stream(talk, "m", 8 * MS + MS // 2, 60)
+    assert kinds[:STOP_SPARED_EVERY] == [MISSED] * (STOP_SPARED_EVERY - 1) + [COMPLETED]
+    assert kinds.count(MISSED) <= 2 * STOP_SPARED_EVERY, "and from then on they are not stopped"
+    assert kinds[-20:] == [COMPLETED] * 20
+
+
+def test_one_that_was_spared_and_is_late_is_no_reason_to_refuse_others() -> None:
+    slow = {number for number in range(200) if number % 2}
+    talk = Conversation(
+        ready("m", *[MS] * 8),
+        duration_ns=lambda work: (
+            MS * (work.end_group - work.first_group) * (2 if work.members[0] in slow else 1)
+        ),
+        **ONE_MS,
+    )
+    kinds = stream(talk, "m", 10 * MS, 100)
+    assert kinds == [MISSED if number % 2 else COMPLETED for number in range(1, 101)]
 
 
 def test_of_what_is_in_flight_only_the_rest_counts() -> None:

@@ -10,6 +10,7 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PACKAGE = "gpumuxd"
@@ -184,8 +185,9 @@ class Import:
     is_lazy: bool
 
 
-def imports_of(source: Source) -> Iterator[Import]:
-    """Every import of a file, those inside functions marked lazy."""
+@cache
+def imports_of(source: Source) -> tuple[Import, ...]:
+    """Every import of a file, those inside functions marked lazy. Kept: most rules ask for them."""
 
     def visit(node: ast.AST, is_lazy: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -202,7 +204,7 @@ def imports_of(source: Source) -> Iterator[Import]:
                 case _:
                     yield from visit(child, is_lazy)
 
-    yield from visit(source.tree(), False)
+    return tuple(visit(source.tree(), False))
 
 
 def module_of(target: str, modules: Mapping[str, Source]) -> str:
@@ -312,6 +314,8 @@ def find_torch_in_parent(sources: Iterable[Source]) -> Iterator[str]:
 def find_type_checking(sources: Iterable[Source]) -> Iterator[str]:
     """`TYPE_CHECKING`, which hides a cycle instead of removing it."""
     for source in checked(sources):
+        if "TYPE_CHECKING" not in source.text:
+            continue  # parsing them all would take seconds
         for node in ast.walk(source.tree()):
             if not isinstance(node, ast.Name | ast.Attribute):
                 continue

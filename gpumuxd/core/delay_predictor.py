@@ -131,7 +131,7 @@ def worst_in_flight_ns(ends_ns: list[int], window: int) -> int:
 def share_over_ppm(ends_ns: list[int], window: int, limit_ns: int) -> int:
     """The part of the moments of an undisturbed run at which more than this is left in flight."""
     total_ns, count = ends_ns[-1], len(ends_ns) - 1
-    if total_ns == 0 or worst_in_flight_ns(ends_ns, window) <= limit_ns:
+    if total_ns == 0:
         return 0
     # As each slice begins: all that is in flight, and of that how much is too much.
     seen_ns = ends_ns[window:] + [total_ns] * min(window - 1, count)

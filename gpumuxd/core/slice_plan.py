@@ -32,6 +32,7 @@ from gpumuxd.core.delay_predictor import (
     predict_cut,
     share_over_ppm,
     weighed_ns,
+    worst_in_flight_ns,
 )
 from gpumuxd.core.slicing_mode import Mode
 from gpumuxd.domain import PriorityClass, SyncCost
@@ -214,7 +215,10 @@ def _slos_missed(
     """Predicted, in percent of requests, summed over the models of a class; and one number of the
     sums of all classes, in which no lower class outweighs a higher one."""
     missed = [0] * len(PriorityClass)
+    worst_ns = worst_in_flight_ns(ends_ns, cost.window)
     for slo in slos:
+        if slo.laxity_ns >= worst_ns:
+            continue
         missed[slo.rank] += share_over_ppm(ends_ns, cost.window, slo.laxity_ns) // _PERCENT_PPM
     if basis.own_slo_ns:
         stolen_ns = max((slo.run_ns for slo in basis.slos), default=0)

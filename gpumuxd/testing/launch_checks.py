@@ -274,9 +274,9 @@ class LaunchCheck:
     def bounds_ns(self, work: Slice) -> Bounds:
         """By class: the bound on work that its arrivals could be ordered ahead of, for this slice.
 
-        A class has one if some loaded model may be asked in it at most; where the device's sync
-        points were measured and none is stated, if one of those has an SLO. A derived bound is
-        the scheduler's own word for the tightest class, and at most `slice_ns_max` for all.
+        A class has one if some loaded model may be asked in it at most, and a derived bound is the
+        scheduler's own word for the tightest class, and at most `slice_ns_max` for all. Where the
+        device's sync points were measured and none is stated, see `_by_laxity`.
         """
         settings = self._settings
         if settings.slicing is not Slicing.ADAPTIVE or settings.order is Order.FIFO:
@@ -286,13 +286,10 @@ class LaunchCheck:
             return _NO_BOUNDS
         if self._is_unlearnt(work):
             return _NO_BOUNDS
+        if request is not None and self._may_choose():
+            return self._by_laxity(work, request.effective_class)
         models = self._world.models.values()
-        is_asked = self._world.sync_costs and settings.preemption_delay_ns_max is None
-        reached = {
-            model.ready.class_max
-            for model in models
-            if not is_asked or model.ready.slo_ns is not None
-        }
+        reached = {model.ready.class_max for model in models}
         stated_ns = settings.preemption_delay_ns_max
         ceiling_ns = settings.slice_ns_max if stated_ns is None else stated_ns
         bounds_ns = [ceiling_ns if one in reached else None for one in PriorityClass]
@@ -301,6 +298,28 @@ class LaunchCheck:
             tightest = self._world.models.get(told.bound_origin.removeprefix(LAXITY_OF))
             if tightest is not None:
                 bounds_ns[tightest.ready.class_max] = told.bound_ns
+        return tuple(bounds_ns)
+
+    def _by_laxity(self, work: Slice, priority_class: PriorityClass) -> Bounds:
+        """Promised is the highest class that has an SLO which can be met, whatever others ask, and
+        the class that is said to be the tightest of those that this work keeps."""
+        told = self._explain(work.model, work.bucket, priority_class)
+        if told is None or told.bound_ns is None:
+            return _NO_BOUNDS
+        models = self._world.models
+        holders = [
+            model.ready.class_max
+            for key, model in models.items()
+            if model.ready.slo_ns is not None
+            and model.ready.class_max >= priority_class
+            and f"{key} asks for no bound" not in told.reason
+        ]
+        bounds_ns: list[int | None] = [None] * len(PriorityClass)
+        if holders:
+            bounds_ns[max(holders)] = self._settings.slice_ns_max
+        tightest = models.get(told.bound_origin.removeprefix(LAXITY_OF))
+        if tightest is not None:
+            bounds_ns[tightest.ready.class_max] = told.bound_ns
         return tuple(bounds_ns)
 
 

@@ -5,7 +5,7 @@ import pytest
 from gpumuxd.core.explanation import Explanation
 from gpumuxd.domain import PriorityClass, Slice, SyncCost
 from gpumuxd.events import DeviceMeasured, ModelProfile, ModelReady, SyncPointReached
-from gpumuxd.settings import Order, Slicing
+from gpumuxd.settings import Order, Slicing, format_slicing
 from tests.core.conversation import (
     BEST_EFFORT,
     MS,
@@ -139,6 +139,39 @@ def test_slo_where_no_bound_can_be_kept() -> None:
 
 
 @pytest.mark.parametrize(
+    ("own_slo_ns", "other_slo_ns", "note"),
+    [
+        (None, None, None),
+        # of a model that needs 1.1 ms with the round trip
+        (None, US, "; other asks for no bound: its own run takes 1.100 ms, more than its SLO of"),
+        (None, 1_200 * US, "; the laxity of other, 0.100 ms, is less than its longest group takes"),
+        # of the long model itself, whose SLO so many sync points would cost
+        (202 * MS, US, "; other asks for no bound"),
+        (100_200 * US, None, "; the laxity of long, 0.100 ms, is less than its longest group"),
+        (US, None, "; long asks for no bound: its own run takes 100.100 ms, more than its SLO of"),
+    ],
+)
+def test_no_slo_of_a_lower_class_lifts_what_a_higher_one_was_promised(
+    own_slo_ns: int | None, other_slo_ns: int | None, note: str | None
+) -> None:
+    """A tenant declares SLOs as it likes, and must not be able to lengthen its slices by them."""
+    talk = Conversation(
+        COSTS,
+        ready("voice", MS, slo_ns=3 * MS),
+        ready("long", *[MS] * 100, class_max=BEST_EFFORT, slo_ns=own_slo_ns),
+        ready("other", MS, class_max=BEST_EFFORT, slo_ns=other_slo_ns),
+        round_trip_ns=100 * US,
+    )
+    told = explain(talk)
+    assert (told.mode, told.bound_ns, told.bound_origin, told.preempt_ns) == (
+        "bounded", 1_900 * US, "laxity of voice", MS,
+    )  # fmt: skip
+    promise = "at most 1.900 ms may be in flight: laxity of voice"
+    assert told.reason.startswith(promise + (note or ""))
+    assert note is not None or told.reason == promise
+
+
+@pytest.mark.parametrize(
     ("priority_class", "mode"),
     # voice may be asked in STANDARD at most: it is ordered ahead of those and of lower ones
     [
@@ -189,7 +222,8 @@ def test_baselines(slicing: Slicing, operators: int, window: int, ends: tuple[in
     told = explain(talk, "m")
     assert (told.mode, told.bound_ns, told.slice_ends) == (slicing.value, None, ends)
     assert told.window == min(window, len(ends))
-    assert slicing.value in told.reason
+    name = format_slicing(slicing, operators, window)
+    assert told.reason == f"the baseline slicing = {name} is configured"
 
 
 def test_baselines_of_a_profile_that_counts_nothing() -> None:

@@ -55,19 +55,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _client(options) as client:
             answer = command(client, options)
     except UsageError as error:
-        errors.print(f"gpumuxctl: {error}", markup=False)
+        errors.print(tables.plain(f"gpumuxctl: {error}"), markup=False)
         return EXIT_USAGE
     except Unreachable as error:
-        errors.print(f"gpumuxctl: no daemon at {options.target}: {error}", markup=False)
+        errors.print(
+            tables.plain(f"gpumuxctl: no daemon at {options.target}: {error}"), markup=False
+        )
         return EXIT_UNREACHABLE
     except GpumuxdError as error:
-        errors.print(f"gpumuxctl: {error.status}: {error}", markup=False)
+        errors.print(tables.plain(f"gpumuxctl: {error.status}: {error}"), markup=False)
         return EXIT_FAILED
     try:
         if options.json:
             print(json.dumps(_strict(answer), indent=2, allow_nan=False))
         else:
-            options.show(tables.console_of(sys.stdout), answer)
+            options.show(tables.console_of(sys.stdout), tables.plain(answer))
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has seen enough: `gpumuxctl explain NAME | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end

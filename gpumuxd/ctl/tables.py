@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 import numpy as np
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console
 from rich.padding import Padding
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -25,30 +24,29 @@ VALUES_SHOWN = 8
 _STATE_STYLE = {"READY": "green", "ready": "green", "lost": "red", "UNAVAILABLE": "dim"}
 
 
-class PlainConsole(Console):
-    """One that shows what would do something on a terminal, and leaves it to its caller what to do
-    when nobody reads any more."""
+class _Console(Console):
+    """One that leaves it to its caller what to do when nobody reads any more."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterator[Segment]:
-        """Names and reasons are other people's texts: none of them moves the cursor here."""
-        for segment in super().render(renderable, options):
-            text = segment.text
-            if segment.control or text == "\n" or text.isprintable():
-                yield segment
-            else:
-                shown = "\n".join(printable(line) for line in text.split("\n"))
-                yield Segment(shown, segment.style)
 
 
 def console_of(stream: TextIO) -> Console:
     """As wide as the terminal, or without limits."""
     width = None if stream.isatty() else PIPE_COLUMNS
-    return PlainConsole(file=stream, width=width, highlight=False)
+    return _Console(file=stream, width=width, highlight=False)
+
+
+def plain(answer: Any) -> Any:
+    """The answer with texts that do nothing on a terminal: names and reasons are other people's."""
+    match answer:
+        case str():
+            return "\n".join(map(printable, answer.split("\n")))
+        case dict():
+            return {plain(key): plain(value) for key, value in answer.items()}
+        case list() | tuple():
+            return [plain(value) for value in answer]
+    return answer
 
 
 def show_status(console: Console, status: Any) -> None:

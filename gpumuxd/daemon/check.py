@@ -11,6 +11,7 @@ from gpumuxd.daemon.config import Config
 from gpumuxd.errors import GpumuxdError
 from gpumuxd.models.repository import scan_all
 from gpumuxd.node.settings import ALL_MODELS, RepositoryMode
+from gpumuxd.settings import Order, SchedulerSettings, Slicing, format_slicing
 from gpumuxd.units import NS_PER_S
 
 UNCHECKED = (
@@ -39,6 +40,9 @@ def doubts(config: Config) -> list[str]:
         if not path.is_dir()
     ]
     found += _doubts_of_models(config)
+    found += dict.fromkeys(
+        doubt for device in config.node.devices for doubt in _without_effect(device.scheduler)
+    )
     threads = sum(device.threads for device in config.node.devices)
     cores = len(os.sched_getaffinity(0))
     if threads > cores:
@@ -64,6 +68,28 @@ def _doubts_of_models(config: Config) -> Iterator[str]:
             yield from (f"model {name!r} version {e.version}: {e.reason}" for e in broken)
     for entry in scan.shadowed:
         yield f"model {entry.name!r}: {entry.reason}"
+
+
+def _without_effect(settings: SchedulerSettings) -> Iterator[str]:
+    """Keys that say nothing beside others."""
+    base = SchedulerSettings()
+    slicing = format_slicing(settings.slicing, settings.slicing_operators, settings.slicing_window)
+    fifo = "order = 'fifo': nobody is ordered ahead of others"
+    cut = f"slicing = '{slicing}': a baseline cuts by itself"
+    is_fifo, is_baseline = settings.order is Order.FIFO, settings.slicing is not Slicing.ADAPTIVE
+    is_bound = settings.preemption_delay_ns_max is not None
+    for key, is_said, why_not in (
+        ("best_effort_share_min", settings.best_effort_share_min_ppm > 0, is_fifo and fifo),
+        ("preemption_delay_ms_max", is_bound, (is_fifo and fifo) or (is_baseline and cut)),
+        ("slice_ms_max", settings.slice_ns_max != base.slice_ns_max, is_baseline and cut),
+        (
+            "weigh_preemption_by_arrivals",
+            settings.weigh_preemption_by_arrivals,
+            is_baseline and cut,
+        ),
+    ):
+        if is_said and why_not:
+            yield f"[scheduler].{key} has no effect with {why_not}"
 
 
 def _facts(config: Config) -> Iterator[tuple[str, object]]:

@@ -72,6 +72,8 @@ class TomlTable:
             # All digits: a rounded bound would seem to allow what it refuses.
             bounds = f"{minimum / scale:.15g} to {maximum / scale:.15g}"
             self.fail(key, f"a number from {bounds}", value)
+        if value and not round(value * scale):  # where 0 means something, it is not that
+            self.fail(key, f"0 or at least {1 / scale:.15g}", value)
         return round(value * scale)
 
     def take_texts(self, key: str, default: Sequence[str]) -> tuple[str, ...]:

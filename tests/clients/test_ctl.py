@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,9 @@ async def test_status(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
     assert "4711" in text
     for arguments in (("--json", "status"), ("status", "--json")):
         assert await run(front, *arguments) == 0
-        assert json.loads(capsys.readouterr().out)["devices"][0]["preemptions"] == 3
+        (device,) = json.loads(capsys.readouterr().out)["devices"]
+        told = ("preemptions", "best_effort_grants", "best_effort_granted_ns")
+        assert [device[name] for name in told] == [3, 5, 6_000_000]
 
 
 async def test_options_of_all_commands_stand_before_or_after_them(
@@ -269,6 +272,8 @@ STATUS = {
             "window": 3,
             "memory_bytes": 300 << 20,
             "device_busy_ns": 10**11,
+            "best_effort_grants": 0,
+            "best_effort_granted_ns": 0,
         }
     ],
 }
@@ -322,6 +327,36 @@ def test_a_wide_terminal_has_tables_and_a_pipe_no_blanks_at_the_ends() -> None:
     piped = shown(tables.PIPE_COLUMNS, is_terminal=False)
     assert piped == [line.rstrip() for line in piped]
     assert len(piped) == 2 + 2 + 3
+
+
+def test_grants_of_the_best_effort_share_are_shown_where_there_are_some() -> None:
+    stream = io.StringIO()
+    tables.show_status(tables.console_of(stream), STATUS)
+    assert "grant" not in stream.getvalue()
+    granted = {"best_effort_grants": 7, "best_effort_granted_ns": 12_000_000}
+    before: Any = STATUS["devices"]
+    devices = [*before, {**before[0], "name": "cpu:1", **granted}]
+    tables.show_status(tables.console_of(stream), {**STATUS, "devices": devices})
+    *_, heading, first, second = stream.getvalue().splitlines()
+    assert heading.endswith("busy  best-effort grants   granted")
+    assert first.split()[-3:] == ["0", "0", "us"]
+    assert second.split()[-3:] == ["7", "12.00", "ms"]
+
+
+async def test_texts_of_strangers_do_nothing_on_a_terminal(
+    front: Front, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "\x1b]0;title\x07\x1b[2J\x9b\u202eend"
+    shown = "\\x1b]0;title\\x07\\x1b[2J\\x9b\\u202eend"
+    front.node.models[evil] = next(iter(front.node.models.values()))
+    assert await run(front, "models") == 0
+    assert await run(front, "infer", "identity_fp32", "--input", evil) == 2
+    told = capsys.readouterr()
+    assert shown in told.out
+    assert all(one.isprintable() for one in (told.out + told.err).replace("\n", ""))
+    assert tables.plain({evil: [(evil, 1), None, "two\nlines"]}) == {
+        shown: [[shown, 1], None, "two\nlines"]
+    }
 
 
 async def test_the_token_and_the_target_come_from_the_environment(

@@ -87,6 +87,46 @@ def test_check_config_doubts_every_model_when_all_are_loaded(
     ]
 
 
+FIFO = "has no effect with order = 'fifo': nobody is ordered ahead of others"
+EVERY = "has no effect with slicing = 'every(20)': a baseline cuts by itself"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "warnings"),
+    [
+        ("order = 'fifo'", []),
+        ("order = 'fifo'\nbest_effort_share_min = 0.1", [f"best_effort_share_min {FIFO}"]),
+        ("order = 'fifo'\npreemption_delay_ms_max = 2", [f"preemption_delay_ms_max {FIFO}"]),
+        ("order = 'fifo'\npreemption_delay_ms_max = 'auto'\nslice_ms_max = 3", []),
+        ("slicing = 'every(20)'\nbest_effort_share_min = 0.1\nwindow_max = 2", []),
+        (
+            "slicing = 'every(20)'\npreemption_delay_ms_max = 2\nslice_ms_max = 3\n"
+            "weigh_preemption_by_arrivals = true",
+            [
+                f"preemption_delay_ms_max {EVERY}",
+                f"slice_ms_max {EVERY}",
+                f"weigh_preemption_by_arrivals {EVERY}",
+            ],
+        ),
+        (
+            "preemption_delay_ms_max = 2\nslice_ms_max = 3\nbest_effort_share_min = 0.1\n"
+            "weigh_preemption_by_arrivals = true",
+            [],
+        ),
+    ],
+)
+def test_check_config_warns_of_keys_without_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheduler: str, warnings: list[str]
+) -> None:
+    """Once, however many devices there are."""
+    path = tmp_path / "c.toml"
+    devices = "[[device]]\nname = 'cpu:0'\n[[device]]\nname = 'cpu:1'"
+    path.write_text(f"[repository]\npaths = ['{tmp_path}']\n{devices}\n[scheduler]\n{scheduler}")
+    assert main(["check-config", str(path)]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "has no effect" in line]
+    assert told == [f"warning: [scheduler].{one}" for one in warnings]
+
+
 def test_check_config_takes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "c.toml"
     path.write_text(f"[repository]\npaths = ['{tmp_path}']")

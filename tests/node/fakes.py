@@ -198,7 +198,10 @@ class FakeDevice:
                 self.on_unload(life, frame)
             case frames.AskStatistics():
                 figures = (3, 2, 1, 9, 9, 4, 0, 0, 2, 1000, 77, 2, 5000)
-                life.send(frames.Statistics(*figures, bound_origin="slice_ns_max"))
+                told = frames.Statistics(*figures, bound_origin="slice_ns_max")
+                life.send(
+                    msgspec.structs.replace(told, best_effort_grants=6, best_effort_granted_ns=600)
+                )
             case frames.Stop() if self.answers_stop:
                 life.end("exit code 0")
             case _:

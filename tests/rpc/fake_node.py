@@ -115,7 +115,15 @@ class FakeNode:
         ]
 
     def view(self) -> NodeView:
-        device = DeviceView("cpu:0", "ready", "CPU device, 1 thread", pid=4711, preemptions=3)
+        device = DeviceView(
+            "cpu:0",
+            "ready",
+            "CPU device, 1 thread",
+            pid=4711,
+            preemptions=3,
+            best_effort_grants=5,
+            best_effort_granted_ns=6_000_000,
+        )
         now_ns = monotonic_ns()
         reason = "" if self.ready else "model 'm': [unloaded]"
         return NodeView("0.1", now_ns - 5_000_000_000, now_ns, (device,), reason)

@@ -118,7 +118,7 @@ def bound_text(name: str, bound: Any) -> str:
         case "order":
             origin = "order = fifo"
         case "least_delay":
-            origin = "no model has an SLO, none is configured"
+            origin = "no model has an SLO that can be met, none is configured"
         case "slo":
             whose = bound["model"] or "another model"
             origin = f"its longest group takes more than the laxity of {whose}"

@@ -179,8 +179,8 @@ def _unbounded(buckets: Sequence[BucketView], bound: BoundView, device: str) -> 
         case BoundOrigin.LEAST_DELAY:
             return Verdict(
                 None,
-                f"No bound is promised on {device}: no model there has an slo_ms, and none is "
-                "configured. Slices are as long as is best for all.",
+                f"No bound is promised on {device}: no model there has an slo_ms that can be met, "
+                "and none is configured. Slices are as long as is best for all.",
             )
     return Verdict(None, f"Not known at this moment: {device} has not told its bound. Ask again.")
 

@@ -304,6 +304,15 @@ class GrantsOverTheBound(Bent):
         return _each(commands, longer)
 
 
+class GrantsOwnWork(Bent):
+    """Takes the device's own work for that of a tenant."""
+
+    def handle(self, event: Event, now_ns: int) -> None:
+        super().handle(event, now_ns)
+        if isinstance(event, RequestArrived):
+            self.inner._endings.cursors[event.request_id].is_own = False
+
+
 class MiscountsGrants(Bent):
     def statistics(self) -> DeviceStatistics:
         told = self.inner.statistics()

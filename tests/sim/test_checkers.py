@@ -66,6 +66,10 @@ def has_share(device: DeviceParameters) -> bool:
     )
 
 
+def has_share_and_own_work(device: DeviceParameters) -> bool:
+    return has_share(device) and any(model.profile_runs for model in device.models)
+
+
 def has_deadlines(device: DeviceParameters) -> bool:
     return any(client.deadline_ns is not None for client in device.clients)
 
@@ -110,6 +114,7 @@ BROKEN: list[tuple[Invariant, SchedulerOf, Needs]] = [
     (Invariant.ORDER, broken.GrantsTooMuch, has_share),
     (Invariant.FAIRNESS, broken.GrantsNothing, has_share),
     (Invariant.WINDOWS_AND_BUDGETS, broken.GrantsOverTheBound, has_share),
+    (Invariant.ORDER, broken.GrantsOwnWork, has_share_and_own_work),
     (Invariant.RESOURCES, broken.MiscountsGrants, has_share),
     (Invariant.ONE_FINISH, broken.GivesUpTooSoon, has_deadlines),
     (Invariant.ONE_FINISH, broken.GivesUpInTime, has_deadlines),

@@ -10,6 +10,7 @@ SEED ?= 1
 SEEDS ?= 200
 SECONDS ?= 60
 TARGET ?=
+PROCESSES ?= 2
 BENCH_FLAGS ?= --quick
 
 PY := .venv/bin/python
@@ -51,9 +52,10 @@ check: $(STAMP)
 	$(PY) -m pytest -q tests/test_architecture.py
 	$(PY) protos/generate.py --check
 
-# Not -q, which hides the seed of the order.
+# Not -q, which hides the seed of the order. Two processes, each with a half of the files and then
+# with what the other has left, so that what tests of one file share is mostly made once.
 test: $(STAMP) $(TRANSLATED)
-	$(PY) -m pytest
+	$(PY) -m pytest -n $(PROCESSES) --dist worksteal
 
 sim: $(STAMP) $(TRANSLATED)
 	$(PY) -m gpumuxd.testing.simulator --seed $(SEED) --seeds $(SEEDS)

@@ -177,26 +177,18 @@ def test_unpredicted_work_says_nothing_of_interference() -> None:
     assert estimator.interference == ONE
 
 
-def test_a_rescale_folds_only_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rescale_folds_only_what_is_used() -> None:
     """Hundreds of tables folded at one event would stop everything for a second."""
     estimator = Estimator()
     group_ns: dict[Bucket, tuple[int, ...]] = {
         (size,): (1_000 * size, 500) for size in range(1, 41)
     }
     tables = [t for _, t in estimator.add(1, ModelProfile(2, group_ns, {})).tables()]
-    folded: list[BucketTable] = []
-    fold = BucketTable._fold
-
-    def counted(table: BucketTable) -> None:
-        folded.append(table)
-        fold(table)
-
-    monkeypatch.setattr(BucketTable, "_fold", counted)
     for estimates in estimator._models.values():
         estimates.rescale(ONE * 3 // 2, 1)
-    assert folded == []
+    assert all(table._is_stale for table in tables)
     assert [table.run_ns for table in tables] == [1_500 * n + 750 for n in range(1, 41)]
     assert [table.longest_group_ns for table in tables] == [1_500 * n for n in range(1, 41)]
     assert tables[3].prefix == [0, 6_000, 6_750]
     assert tables[3].prefix[1] == tables[3].longest_group_ns
-    assert folded == [tables[3]]
+    assert [table for table in tables if not table._is_stale] == [tables[3]]

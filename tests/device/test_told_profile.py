@@ -1,24 +1,38 @@
 """What the scheduler is told of a program when its model is ready."""
 
+from gpumuxd.commands import Command
 from gpumuxd.events import Event, ModelReady
 from gpumuxd.units import NS_PER_MS, NS_PER_US
 from tests.device.loading_rig import Rig
 from tests.device.support import LoadedArtifact
 
 
+class Listener:
+    """A tap that keeps the events."""
+
+    def __init__(self) -> None:
+        self.heard: list[Event] = []
+
+    def handles(self, event: Event, now_ns: int) -> None:
+        self.heard.append(event)
+
+    def polls_fates(self, now_ns: int) -> None:
+        pass
+
+    def polls_launches(self, now_ns: int) -> None:
+        pass
+
+    def answers(self, commands: list[Command]) -> None:
+        pass
+
+
 def ready_of(rig: Rig, artifact: LoadedArtifact) -> ModelReady:
     """Load a model; what the scheduler hears of it."""
-    heard: list[Event] = []
-    handle = rig.scheduler.handle
-
-    def listen(event: Event, now_ns: int) -> None:
-        heard.append(event)
-        handle(event, now_ns)
-
-    rig.loading._scheduler.handle = listen  # type: ignore[method-assign] # the rig's own
+    listener = Listener()
+    rig.scheduler.tap = listener
     rig.load(artifact)
     rig.finish()
-    (ready,) = [e for e in heard if isinstance(e, ModelReady) and e.model == "m/1"]
+    (ready,) = [e for e in listener.heard if isinstance(e, ModelReady) and e.model == "m/1"]
     return ready
 
 

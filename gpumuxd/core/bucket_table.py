@@ -77,6 +77,7 @@ class BucketTable:
         "_columns",
         "_first_run",
         "_is_fold_due",
+        "_is_least_due",
         "_is_stale",
         "_least_ends",
         "_least_rest",
@@ -110,6 +111,7 @@ class BucketTable:
         self.plans: list[SlicePlan | None] = [None] * len(PriorityClass)  # by class of the work
         self.typical = ONE  # median run as a ratio to the base: what `Drift` compares with
         self.typical_run_ns = 0  # the same as a time
+        self._is_least_due = False  # the two below are from before the last fold
         self._least_rest: list[int] = []
         self._least_ends: list[int] = []
         self._is_fold_due = False  # the next run may be one that was admitted to learn from it
@@ -149,15 +151,13 @@ class BucketTable:
     @property
     def least_rest(self) -> list[int]:
         """The least time from each group to the end of the run."""
-        if self._is_stale:
-            self._fold()
+        self._look_for_least()
         return self._least_rest
 
     @property
     def least_ends(self) -> list[int]:
         """Like `prefix`, of the least time of each group."""
-        if self._is_stale:
-            self._fold()
+        self._look_for_least()
         return self._least_ends
 
     def set_base(self, group_ns: Sequence[int], run_ns: int, is_guess: bool = False) -> None:
@@ -288,22 +288,18 @@ class BucketTable:
             if scale != ONE:
                 self._materialise(column, keep=(0, 0))
         ratios: list[int] = []
-        least: list[int] = []
         previous, ratio = None, ONE
         for window in zip(*self._columns, strict=True):
             if window != previous:  # groups that were always in one slice have the same ratios
                 previous, ratio = window, sorted(window)[-2]
             ratios.append(ratio)
-            least.append(min(window))
         group_ns = [
             base_ns * ratio >> SHIFT or 1
             for base_ns, ratio in zip(self._base_ns, ratios, strict=True)
         ]
         self._prefix = [0, *accumulate(group_ns)]
         self.longest_group_ns = max(group_ns)
-        ends = accumulate(map(mul, self._base_ns, least))
-        self._least_ends = [0, *(end >> SHIFT for end in ends)]
-        self._least_rest = self._least_rests()
+        self._is_least_due = True
         self._fold_runs()
 
     def _fold_runs(self) -> None:
@@ -313,6 +309,18 @@ class BucketTable:
         self.typical_run_ns = max(1, self._base_prefix[-1] * typical >> SHIFT)
         deviation = typical * DEVIATION_MIN >> SHIFT
         self._typical_min, self._typical_max = typical - deviation, typical + deviation
+
+    def _look_for_least(self) -> None:
+        """For those who ask only, when a deadline is near: it takes as long as five folds."""
+        if self._is_stale:
+            self._fold()
+        if not self._is_least_due:
+            return
+        self._is_least_due = False
+        least = map(min, zip(*self._columns, strict=True))
+        ends = accumulate(map(mul, self._base_ns, least))
+        self._least_ends = [0, *(end >> SHIFT for end in ends)]
+        self._least_rest = self._least_rests()
 
     def _least_rests(self) -> list[int]:
         """From each group on: the least that one of the remembered runs took to its end."""

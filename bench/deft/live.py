@@ -81,10 +81,6 @@ class Measured:
     latency_ms: list[float] = field(default_factory=list)
 
     @property
-    def delays_ms(self) -> list[float]:
-        return [each for round_ms in self.delay_ms for each in round_ms]
-
-    @property
     def explained(self) -> Explanation:
         found = self.bed.scheduler.explain(self.a.key, self.a.bucket)
         assert found is not None, self.a

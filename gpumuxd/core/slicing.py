@@ -92,11 +92,34 @@ class Hopeless(NamedTuple):
         )
 
 
+class Asked(NamedTuple):
+    """What bounds follow from."""
+
+    by_class: list[int]
+    """UNBOUNDED where no loaded model gives the class one."""
+    origins: list[str]
+    """What gave each class its bound, or that it has none."""
+    pace_ns: list[int]
+    """How long the device's own work may be in the way of each class: its bound, else
+    `slice_ns_max` where some loaded model may be asked in it."""
+    is_firm: bool = True
+    """They are kept whatever groups take; no plans."""
+    floor_ns: int = 0
+    """The longest group that is known of any loaded model: whatever the bounds say, one such may be
+    in flight, alone."""
+    costs: tuple[SyncCost, ...] = ()
+    slos: tuple[Slo, ...] = ()
+    hopeless: tuple[Hopeless, ...] = ()
+    arrival_gap_ns: tuple[int, ...] = NOT_WEIGHED
+    """For work of each class: between arrivals that go ahead of it; 0 where not weighed."""
+
+
 class Bounds:
     """What the loaded models ask of work in flight, by class. Replaced, never changed."""
 
     __slots__ = (
         "arrival_gap_ns",
+        "asked",
         "by_class",
         "costs",
         "decides",
@@ -112,40 +135,24 @@ class Bounds:
         "tightest_from",
     )
 
-    def __init__(
-        self,
-        by_class: list[int],
-        origins: list[str],
-        *,
-        is_firm: bool = True,
-        pace_ns: list[int] | None = None,
-        floor_ns: int = 0,
-        costs: tuple[SyncCost, ...] = (),
-        slos: tuple[Slo, ...] = (),
-        hopeless: tuple[Hopeless, ...] = (),
-        arrival_gap_ns: tuple[int, ...] = NOT_WEIGHED,
-    ) -> None:
-        self.by_class = by_class  # UNBOUNDED where no loaded model gives the class one
-        self.origins = origins  # what gave each class its bound, or that it has none
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.by_class = by_class = asked.by_class
+        self.origins = asked.origins
         self.origin = self.origin_from(0)
-        self.is_firm = is_firm  # kept whatever groups take; no plans
-        self.pace_ns = by_class if pace_ns is None else pace_ns
-        """How long the device's own work may be in the way of each class: its bound, else
-        `slice_ns_max` where some loaded model may be asked in it."""
-        self.floor_ns = floor_ns
-        """The longest group that is known of any loaded model: whatever the bounds say, one such
-        may be in flight, alone."""
-        self.costs = costs
-        self.slos = slos
-        self.hopeless = hopeless
+        self.is_firm = asked.is_firm
+        self.pace_ns = asked.pace_ns
+        self.floor_ns = asked.floor_ns
+        self.costs = asked.costs
+        self.slos = slos = asked.slos
+        self.hopeless = asked.hopeless
+        self.arrival_gap_ns = asked.arrival_gap_ns
         self.has_planned = False
         """Was a plan made since the launcher last began? The one thing here that changes."""
         top = max((slo.rank for slo in slos), default=-1)
         tightest = [slo for slo in slos if slo.rank == top]
         self.decides: Slo | None = min(tightest, key=_laxity_ns) if tightest else None
         """The tightest of the highest class: work with a longer group is cut by a plan."""
-        self.arrival_gap_ns = arrival_gap_ns
-        """For work of each class: between arrivals that go ahead of it; 0 where not weighed."""
         self.tightest_from = [min(by_class[index:]) for index in range(_CLASSES)]
         """For work of each class: the smallest bound of those who could be ordered ahead."""
         self.tiers = [self._tiers(low) for low in range(_CLASSES)]
@@ -192,22 +199,6 @@ class Bounds:
         """What gave the tightest bound on work of this class, or says why there is none."""
         return self.origins[min(range(rank, _CLASSES), key=self.by_class.__getitem__)]
 
-    def is_same(self, other: "Bounds") -> bool:
-        return all(getattr(self, name) == getattr(other, name) for name in _COMPARED)
-
-
-_COMPARED = (
-    "by_class",
-    "origins",
-    "is_firm",
-    "pace_ns",
-    "floor_ns",
-    "costs",
-    "slos",
-    "hopeless",
-    "arrival_gap_ns",
-)
-
 
 def _laxity_ns(slo: Slo) -> int:
     return slo.laxity_ns
@@ -230,7 +221,8 @@ def bounds_of(
     used; empty while unknown."""
     by_class, pace_ns = [UNBOUNDED] * _CLASSES, [UNBOUNDED] * _CLASSES
     if settings.order is Order.FIFO:
-        return Bounds(by_class, ["fifo: nobody is ordered ahead"] * _CLASSES)
+        origins = ["fifo: nobody is ordered ahead"] * _CLASSES
+        return Bounds(Asked(by_class, origins, by_class))
     stated_ns, slice_ns_max = settings.preemption_delay_ns_max, settings.slice_ns_max
     is_firm = stated_ns is not None or settings.slicing is not _ADAPTIVE or not costs
     origins = [SLICE_NS_MAX if is_firm else LEAST_DELAY] * _CLASSES
@@ -255,18 +247,18 @@ def bounds_of(
         if bound_ns < by_class[rank]:
             by_class[rank], origins[rank] = bound_ns, origin
         pace_ns[rank] = min(pace_ns[rank], slice_ns_max if bound_ns == UNBOUNDED else bound_ns)
-    bounds = Bounds(
+    asked = Asked(
         by_class,
         origins,
-        is_firm=is_firm,
-        pace_ns=pace_ns,
-        floor_ns=floor_ns,
-        costs=() if is_firm else costs,
-        slos=() if is_firm else tuple(slos),
-        hopeless=tuple(hopeless),
-        arrival_gap_ns=arrival_gap_ns,
+        pace_ns,
+        is_firm,
+        floor_ns,
+        () if is_firm else costs,
+        () if is_firm else tuple(slos),
+        tuple(hopeless),
+        arrival_gap_ns,
     )
-    return before if before is not None and before.is_same(bounds) else bounds
+    return before if before is not None and before.asked == asked else Bounds(asked)
 
 
 def slo_of(model: Model, round_trip_ns: int) -> Slo | Hopeless | None:

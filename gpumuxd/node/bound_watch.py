@@ -81,32 +81,25 @@ def _warn(entry: VersionEntry, replica: Replica, statistics: Statistics) -> bool
         return False
     bucket, group = _longest(view.buckets)
     if view.verdict.is_beyond_laxity:
-        laxity = bound_of(replica.link.settings.scheduler, statistics, _label_of)
-        _log.warning(
-            "slo_not_kept",
-            model=entry.label,
-            device=replica.device,
-            group=group.group,
-            nodes=nodes_text(group),
-            sizes=list(bucket.sizes),
-            longest_group_us=group.device_ns // 1000,
-            laxity_us=(laxity.laxity_ns or 0) // 1000,
-            laxity_model=laxity.laxity_model,
-            meaning=view.verdict.sentence,
-            advice=view.verdict.advice,
-        )
-        return True
+        bound = bound_of(replica.link.settings.scheduler, statistics, _label_of)
+        event = "slo_not_kept"
+        asked = {"laxity_us": (bound.laxity_ns or 0) // 1000, "laxity_model": bound.laxity_model}
+    else:
+        event = "group_longer_than_bound"
+        asked = {
+            "bound_us": (view.bound.bound_ns or 0) // 1000,
+            "bound": view.bound.origin.value,
+            "bound_model": view.bound.model,
+        }
     _log.warning(
-        "group_longer_than_bound",
+        event,
         model=entry.label,
         device=replica.device,
         group=group.group,
         nodes=nodes_text(group),
         sizes=list(bucket.sizes),
         longest_group_us=group.device_ns // 1000,
-        bound_us=(view.bound.bound_ns or 0) // 1000,
-        bound=view.bound.origin.value,
-        bound_model=view.bound.model,
+        **asked,
         meaning=view.verdict.sentence,
         advice=view.verdict.advice,
     )

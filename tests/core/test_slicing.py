@@ -8,7 +8,7 @@ from gpumuxd.core.eligibility import Blocked
 from gpumuxd.core.launch_queue import LaunchQueue
 from gpumuxd.core.model import Model
 from gpumuxd.core.slice_plan import Slo
-from gpumuxd.core.slicing import UNBOUNDED, Bounds, Hopeless
+from gpumuxd.core.slicing import NOT_WEIGHED, UNBOUNDED, Asked, Bounds, Hopeless
 from gpumuxd.domain import CursorKind, PriorityClass, SyncCost
 from gpumuxd.events import ModelProfile
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
@@ -19,6 +19,18 @@ NONE = UNBOUNDED
 SETTINGS = SchedulerSettings(slice_ns_max=1_000, window_max=4, round_trip_ns=0)
 TENS = [10] * 20
 OVER_BOUND, UNKNOWN = Blocked.OVER_BOUND, Blocked.UNKNOWN_ESTIMATE
+
+
+def bounds_with(
+    by_class: list[int],
+    *,
+    is_firm: bool = True,
+    costs: tuple[SyncCost, ...] = (),
+    slos: tuple[Slo, ...] = (),
+    arrival_gap_ns: tuple[int, ...] = NOT_WEIGHED,
+) -> Bounds:
+    asked = Asked(by_class, [""] * 3, by_class, is_firm, 0, costs, slos, (), arrival_gap_ns)
+    return Bounds(asked)
 
 
 def choose(
@@ -42,7 +54,7 @@ def choose(
     cursor = make_cursor(2, model, priority_class, kind=kind)
     cursor.next_group = next_group
     if not isinstance(bounds, Bounds):
-        bounds = Bounds(bounds, [""] * 3)
+        bounds = bounds_with(bounds)
     bounds.has_planned = False  # as at the begin of each poll
     end, predicted_ns, blocked = slicing.choose(cursor, queue, bounds, settings)
     return blocked or (end, predicted_ns)
@@ -229,7 +241,7 @@ def test_the_highest_class_decides_and_no_lower_one_lifts_its_bound(
 
 def test_one_plan_is_made_at_a_time() -> None:
     """Who needs another waits for what is in flight, if anything is."""
-    bounds = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=COSTS)
+    bounds = bounds_with([NONE] * 3, is_firm=False, costs=COSTS)
     queue = LaunchQueue(COMPUTE, 4, 0)
     first, second = (make_cursor(n, make_model(*TENS), BEST_EFFORT) for n in (1, 2))
     assert slicing.choose(first, queue, bounds, SETTINGS) == (3, 30, None)
@@ -331,7 +343,7 @@ def test_bounds_where_sync_points_were_measured(
     assert slicing.bounds_of(loaded, settings, 0, bounds, COSTS[:1]) is not bounds or stated_ns
 
 
-LEAST_DELAY = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=COSTS)
+LEAST_DELAY = bounds_with([NONE] * 3, is_firm=False, costs=COSTS)
 """TENS has 200 in all: slices of 30, two in flight: 7 * 8 + 60."""
 
 
@@ -376,7 +388,7 @@ def test_a_derived_bound_is_kept_where_one_group_fits(
     group_ns: list[int], expected: tuple[int, int]
 ) -> None:
     slos = (Slo("voice", 2, 100, 10),)
-    bounds = Bounds([NONE, NONE, 100], [""] * 3, is_firm=False, costs=COSTS, slos=slos)
+    bounds = bounds_with([NONE, NONE, 100], is_firm=False, costs=COSTS, slos=slos)
     assert choose(bounds, [], BEST_EFFORT, group_ns) == expected
     # The same beside 60 in flight: a bound has no room for a group of 100; least delay has.
     beside = choose(bounds, [(BEST_EFFORT, 60)], BEST_EFFORT, group_ns)
@@ -387,11 +399,11 @@ def test_a_plan_is_kept_until_something_noticeable_moves() -> None:
     model = make_model(*TENS)
     table = model.estimates.table((1,))
     plan = slicing.plan_of(model, table, 0, LEAST_DELAY)
-    other = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=COSTS)
+    other = bounds_with([NONE] * 3, is_firm=False, costs=COSTS)
     assert slicing.plan_of(model, table, 0, other) is plan
     assert (plan.bounds, plan.prefix) == (other, table.prefix)
     assert slicing.plan_of(model, table, 2, other) is not plan, "each class has its own"
-    dearer = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=(SyncCost(1, 9_000, 0),))
+    dearer = bounds_with([NONE] * 3, is_firm=False, costs=(SyncCost(1, 9_000, 0),))
     longer = slicing.plan_of(model, table, 0, dearer)
     assert (longer.window, longer.slice_ns) == (1, 200)
     # Groups become ten times as long, fold by fold.
@@ -405,9 +417,9 @@ def test_a_plan_is_kept_until_something_noticeable_moves() -> None:
 def test_rare_arrivals_make_longer_slices() -> None:
     model = make_model(*TENS)
     table = model.estimates.table((1,))
-    rare = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=COSTS, arrival_gap_ns=(200_000,) * 3)
+    rare = bounds_with([NONE] * 3, is_firm=False, costs=COSTS, arrival_gap_ns=(200_000,) * 3)
     assert slicing.plan_of(model, table, 0, rare).slice_ns == 200
-    often = Bounds([NONE] * 3, [""] * 3, is_firm=False, costs=COSTS, arrival_gap_ns=(200,) * 3)
+    often = bounds_with([NONE] * 3, is_firm=False, costs=COSTS, arrival_gap_ns=(200,) * 3)
     assert slicing.plan_of(model, table, 0, often).slice_ns == 30
 
 

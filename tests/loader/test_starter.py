@@ -22,7 +22,8 @@ def look(*arguments):
              if int(fd) > 2 and os.path.lexists(f"/proc/self/fd/{fd}")]
     open_files = [name.split(":")[0] for name in names]
     threads = len(os.listdir("/proc/self/task"))
-    print(json.dumps([open_files, threads]), file=sys.stderr, flush=True)
+    # In one write: `print` makes two, and the others say theirs on the same pipe.
+    os.write(2, json.dumps([open_files, threads]).encode() + b"\n")
     return run(*arguments)
 loader.run = look
 """

@@ -2,8 +2,9 @@
 
 A scheduler may end an admitted request before its deadline once that can't be met any more. The
 onlooker's own estimate is deliberately high: what is left takes its share of the slowest whole run
-ever seen of that model and size, what is in flight before it likewise. Who would be in time even
-so must not be given up. A size without a profile has no shares: what is left counts as a whole run.
+ever seen of that model and size, or the slowest of each of its groups if that is more; what is in
+flight before it likewise. Who would be in time even so must not be given up. A size without a
+profile has no shares: what is left counts as a whole run.
 
 A request with slices in flight ends some time after it was given up, and nobody says when that was.
 So it may be passed over meanwhile, if it could have been given up; then it must end as late.

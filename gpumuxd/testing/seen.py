@@ -27,6 +27,7 @@ class SeenModel:
         "live",
         "measured",
         "ready",
+        "slowest_group_ns",
         "slowest_ns",
     )
 
@@ -38,6 +39,7 @@ class SeenModel:
         self.measured = bool(ready.profile.group_ns)
         self.buckets = set(ready.profile.group_ns)  # told or asked for
         self.slowest_ns: dict[Bucket, int] = {}  # the slowest whole run, told or seen
+        self.slowest_group_ns: dict[Bucket, list[int]] = {}  # of each group by itself
         self._ends_ns: dict[Bucket, tuple[int, ...]] = {}
         for bucket, group_ns in ready.profile.group_ns.items():
             self._ends_ns[bucket] = (0, *accumulate(max(1, ns) for ns in group_ns))
@@ -47,13 +49,30 @@ class SeenModel:
         """One whole run of it has passed."""
         self.slowest_ns[bucket] = max(self.slowest_ns.get(bucket, 0), device_ns)
 
+    def see_slice(self, bucket: Bucket, first: int, end: int, device_ns: int) -> None:
+        """These groups have passed together; each took its told share of that."""
+        ends_ns = self._ends_ns.get(bucket)
+        if ends_ns is None:
+            return
+        slowest_ns = self.slowest_group_ns.setdefault(bucket, [0] * (len(ends_ns) - 1))
+        for group in range(first, end):
+            share_ns = _share(device_ns, ends_ns, group, group + 1, ends_ns[end] - ends_ns[first])
+            slowest_ns[group] = max(slowest_ns[group], share_ns)
+
     def upper_ns(self, bucket: Bucket, first: int, end: int) -> int:
-        """These groups' share of the slowest run; all of it where no shares are known. 0: no
-        run is known."""
+        """These groups' told share of the slowest run, or what they took themselves at their
+        slowest: the shares that were told may be far from the truth. All of the slowest run where
+        none were told. 0: no run is known."""
         slowest_ns, ends_ns = self.slowest_ns.get(bucket, 0), self._ends_ns.get(bucket)
         if ends_ns is None:
             return slowest_ns
-        return -(-slowest_ns * (ends_ns[end] - ends_ns[first]) // ends_ns[-1])
+        told_ns = _share(slowest_ns, ends_ns, first, end, ends_ns[-1])
+        return max(told_ns, sum(self.slowest_group_ns.get(bucket, ())[first:end]))
+
+
+def _share(time_ns: int, ends_ns: tuple[int, ...], first: int, end: int, whole_ns: int) -> int:
+    """Rounded up."""
+    return -(-time_ns * (ends_ns[end] - ends_ns[first]) // whole_ns)
 
 
 class SeenTenant:

@@ -118,8 +118,10 @@ class World:
         cursor.compute_ns += event.device_ns
         cursor.last_end_ns = event.started_ns + event.device_ns
         cursor.model.measured = True
+        work = seen.work
+        cursor.model.see_slice(work.bucket, work.first_group, work.end_group, event.device_ns)
         if cursor.is_complete:
-            cursor.model.see_run(seen.work.bucket, cursor.compute_ns)
+            cursor.model.see_run(work.bucket, cursor.compute_ns)
         if cursor.first_started_ns < 0:
             cursor.first_started_ns = event.started_ns
 

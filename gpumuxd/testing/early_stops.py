@@ -13,12 +13,10 @@ So it may be passed over meanwhile, if it could have been given up; then it must
 from collections.abc import Callable
 
 from gpumuxd.domain import Outcome, OutcomeKind
+from gpumuxd.testing.fates import FATES_OF_GIVEN_UP
 from gpumuxd.testing.launch_checks import StatisticsSeen
 from gpumuxd.testing.seen import NEVER_NS, SeenRequest
 from gpumuxd.testing.world import World
-
-_FATES = (OutcomeKind.DEADLINE_MISSED, OutcomeKind.MODEL_FAULTED, OutcomeKind.DEVICE_LOST)
-"""What becomes of a request that was passed over; the last two outrank a missed deadline."""
 
 
 class EarlyStops:
@@ -49,7 +47,7 @@ class EarlyStops:
 
     def why_wrong(self, request: SeenRequest, outcome: Outcome, now_ns: int) -> str | None:
         """What speaks against this fate, as far as giving up goes."""
-        if request.was_passed_over and outcome.kind not in _FATES:
+        if request.was_passed_over and outcome.kind not in FATES_OF_GIVEN_UP:
             return "others went before it, as if it had been given up"
         deadline_ns = request.key[0]
         is_late = outcome.kind in (OutcomeKind.DEADLINE_MISSED, OutcomeKind.DEADLINE_INFEASIBLE)

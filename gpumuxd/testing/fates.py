@@ -18,6 +18,13 @@ _REFUSALS = frozenset(
 )
 """Fates of requests that were never admitted, and of no others."""
 
+FATES_OF_GIVEN_UP = (
+    OutcomeKind.DEADLINE_MISSED,
+    OutcomeKind.MODEL_FAULTED,
+    OutcomeKind.DEVICE_LOST,
+)
+"""What becomes of a request that was given up; the last two outrank a missed deadline."""
+
 
 def why_wrong_fate(world: World, request: SeenRequest, outcome: Outcome, now_ns: int) -> str | None:
     """What speaks against this fate now, None if nothing does."""
@@ -90,7 +97,7 @@ def why_wrong_report(world: World, request: SeenRequest, finish: Finish) -> str 
     if cursor is None or len(world.lanes) > 1:  # lanes beside each other hold each other up too
         return None
     # Who was given up is not preempted any more, but an onlooker can't tell when that was.
-    was_given_up = finish.outcome.kind is OutcomeKind.DEADLINE_MISSED and request.may_be_given_up
+    was_given_up = finish.outcome.kind in FATES_OF_GIVEN_UP and request.may_be_given_up
     if not cursor.preemptions - was_given_up <= report.preemptions <= cursor.preemptions:
         return f"it was preempted {cursor.preemptions} times"
     is_over = cursor.is_complete and not cursor.is_interrupted

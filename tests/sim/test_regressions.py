@@ -16,8 +16,9 @@ SEEDS = {
     2200: "of the 65th size of a model nothing is kept, so no explanation tells how it is cut",
     481: "order is per lane: with fifo, REALTIME work on the high lane overtakes older work",
     3423: "a tenant held back for want of a frame is owed time and may catch up on equal ones",
-    4945: "a last group that takes more than its told share leaves no time, and giving up is right",
     3563: "the same in STANDARD, where a reserve of frames is kept for REALTIME only",
+    4945: "a last group that takes more than its told share leaves no time, and giving up is right",
+    6473: "one that was given up is not preempted any more, also if its last slice then fails",
 }
 
 

@@ -8,7 +8,6 @@ looked at by `check.py`. Every key is explained in docs/configuration.md; a test
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from gpumuxd.daemon.access import parse_listeners, parse_tenants
 from gpumuxd.daemon.toml_table import TomlTable
 from gpumuxd.errors import ConfigError, InvalidRequest
 from gpumuxd.models.names import check_model_name
+from gpumuxd.models.toml_text import parse_toml
 from gpumuxd.node.journal import JOURNAL_NAME
 from gpumuxd.node.settings import ALL_MODELS, LoaderSettings, NodeSettings, RepositoryMode
 from gpumuxd.rpc.listener import Listener
@@ -78,8 +78,8 @@ def load_config(path: Path | None, environment: Mapping[str, str] = os.environ) 
 def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Config:
     """The configuration that a text states. Raises ConfigError."""
     try:
-        root = TomlTable("", tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        root = TomlTable("", parse_toml(text))
+    except ValueError as error:
         raise ConfigError(f"not TOML: {error}") from error
 
     node = root.take_table("node")

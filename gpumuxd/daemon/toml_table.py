@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from gpumuxd.errors import ConfigError
+from gpumuxd.models.toml_text import shown
 
 _E = TypeVar("_E", bound=enum.Enum)
 
@@ -37,7 +38,7 @@ class TomlTable:
         return f"{self.path}.{key}{self._where}" if self.path else key
 
     def fail(self, key: str, expected: str, got: object) -> NoReturn:
-        raise ConfigError(f"{self.name(key)}: expected {expected}, got {got!r}")
+        raise ConfigError(f"{self.name(key)}: expected {expected}, got {shown(got)}")
 
     def take_text(self, key: str, default: str) -> str:
         value = self._take(key, default)

@@ -6,7 +6,6 @@ is worse than none.
 """
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import InvalidManifest
 from gpumuxd.models.files import NotRegular, open_regular
+from gpumuxd.models.toml_text import parse_toml, shown
 from gpumuxd.models.version_policy import DEFAULT_POLICY, EXPECTED, VersionPolicy, parse_policy
 from gpumuxd.units import ns_from_ms
 
@@ -80,10 +80,8 @@ def read_manifest(path: Path) -> Manifest:
 def parse_manifest(data: bytes) -> Manifest:
     """A manifest from its text. Raises InvalidManifest naming the key."""
     try:
-        table = tomllib.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        # ValueError is the base of what tomllib says, and what Python says of an integer of over
-        # 4300 digits.
+        table = parse_toml(data.decode("utf-8"))
+    except ValueError as error:
         raise InvalidManifest(f"{MANIFEST_NAME} is not TOML: {error}") from error
     known = [field.name for field in fields(Manifest)]
     for key in table:
@@ -102,11 +100,7 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def _wrong(key: str, expected: str, value: object) -> InvalidManifest:
-    try:
-        shown = repr(value)
-    except ValueError:  # an integer of over 4300 digits, which tomllib takes in hexadecimal
-        shown = "an integer of thousands of digits"
-    return InvalidManifest(f"{MANIFEST_NAME}: {key}: expected {expected}, got {shown}"[:300])
+    return InvalidManifest(f"{MANIFEST_NAME}: {key}: expected {expected}, got {shown(value)}"[:300])
 
 
 def _slo_ms(table: Mapping[str, Any]) -> float | None:

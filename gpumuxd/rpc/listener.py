@@ -26,6 +26,7 @@ SOCKET_MODE = 0o660
 """Connecting needs write permission: the daemon's user and group may."""
 
 _UNIX_PREFIX = "unix:"
+_PORT_DIGITS_MAX = 5
 _UNIX_PATH_BYTES_MAX = 107  # sizeof(sockaddr_un.sun_path) - 1
 
 
@@ -79,7 +80,8 @@ def parse_address(text: str) -> UnixAddress | TcpAddress:
         return UnixAddress(Path(path))
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    is_number = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS_MAX
+    if not colon or not host or not is_number or int(port) > 65535:
         raise ConfigError(f"listener {text!r}: expected host:port or unix:/absolute/path")
     return TcpAddress(host, int(port))
 

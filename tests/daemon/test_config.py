@@ -146,6 +146,13 @@ def test_everything_said_arrives() -> None:
     ("text", "message"),
     [
         ("x = ", "not TOML"),
+        (f"x = {'[' * 100_000}", "not TOML: it is nested too deep"),
+        (f"x = {'1' * 5000}", "not TOML: Exceeds the limit"),
+        (
+            f"[scheduler]\nwindow_max = 0x{'1' * 5000}",
+            "from 1 to 64, got an integer of thousands of digits",
+        ),
+        (f"[listen]\ntcp = ['localhost:{'1' * 5000}']", "tcp: listener .*: expected host:port or"),
         ("[nod]", r"nod: unknown key; did you mean 'node'"),
         ("node = 1", r"node: expected a table, got 1"),
         ("[node]\nstate = '/x'", r"\[node\].state: unknown key; did you mean 'state_dir'"),

@@ -210,7 +210,9 @@ class Loading:
         _check_wanted(model)
         buckets = served.profile_buckets(self._settings.profile_batch_max)
         key = self._profile_key(model, served, buckets)
-        stored = self._cache.get(key) if self._cache is not None else None
+        stored = None
+        if self._cache is not None:
+            stored = self._cache.get(key, served.node_count, buckets)
         measuring = Measuring(
             model.frame.model,
             served,

@@ -127,7 +127,7 @@ def _read(path: Path) -> Sequence[str]:
         return _names(data)
     except FileNotFoundError:
         return ()
-    except (ValueError, OSError, NotRegular) as error:
+    except (ValueError, OSError, NotRegular, RecursionError) as error:
         _set_aside(path, str(error))
         return ()
 

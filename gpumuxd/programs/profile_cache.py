@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -52,10 +53,14 @@ class StoredProfile:
         )
 
 
+_Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""A time or a size as it can have been measured: JSON has larger ones, frames have not."""
+
+
 class _Timing(msgspec.Struct, frozen=True):
-    bucket: tuple[int, ...]
-    group_ns: tuple[int, ...]
-    run_ns: int
+    bucket: tuple[_Number, ...]
+    group_ns: tuple[_Number, ...]
+    run_ns: _Number
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -63,8 +68,8 @@ class _File(msgspec.Struct, frozen=True):
 
     version: int
     key: str
-    cuts: tuple[int, ...]
-    frame_bytes: int
+    cuts: tuple[_Number, ...]
+    frame_bytes: _Number
     timings: tuple[_Timing, ...]
 
 
@@ -95,11 +100,12 @@ class ProfileCache:
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
 
-    def get(self, key: str, node_count: int | None = None) -> StoredProfile | None:
+    def get(self, key: str, node_count: int, buckets: Sequence[Bucket]) -> StoredProfile | None:
         """The profile, or None if there is none that can be used.
 
-        With `node_count`, one that was cut from another number of nodes is a miss: the same
-        artifact can become another plan in another version of the reader.
+        One that was cut from another number of nodes is a miss: the same artifact can become
+        another plan in another version of the reader. So is one of other buckets than these, or
+        without the first of them, which every measurement has.
         """
         stored = read_stored(self._path(key), _File)
         if stored is None or stored.version != PROFILE_VERSION or stored.key != key:
@@ -110,7 +116,9 @@ class ProfileCache:
             run_ns={timing.bucket: timing.run_ns for timing in stored.timings},
             frame_bytes=stored.frame_bytes,
         )
-        if not profile.is_consistent() or node_count not in (None, profile.cuts[-1]):
+        if not profile.is_consistent() or profile.cuts[-1] != node_count:
+            return None
+        if buckets[0] not in profile.run_ns or not profile.run_ns.keys() <= set(buckets):
             return None
         return profile
 

@@ -24,7 +24,7 @@ def read_stored(path: Path, kind: type[T]) -> T | None:
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             return msgspec.json.decode(file.read(_FILE_BYTES_MAX + 1), type=kind)
-    except (OSError, NotRegular, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, NotRegular, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -92,6 +92,7 @@ BROKEN: list[bytes] = [
     b'{"version": 1, "models": [1]}',
     b'{"version": 1, "models": ["../m"]}',
     b'{"version": 1, "models": ["m"], "more": 1}',
+    b'{"version": 1, "models": [], "more": ' + b"[" * 100_000,
     json.dumps({"version": 1, "models": [f"m{i}" for i in range(MODELS_MAX + 1)]}).encode(),
     b" " * (journals.FILE_BYTES_MAX + 1),
 ]

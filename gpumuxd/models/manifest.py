@@ -24,6 +24,8 @@ MANIFEST_BYTES_MAX = 64 * 1024
 SLO_MS_MAX = 3_600_000
 BATCH_MAX_MAX = 2**31 - 1
 DEVICE_CHARS_MAX = 32
+REPLICAS_MAX = 1024
+ALL_DEVICES = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Manifest:
 
     slo_ms        latency its callers expect, from which the preemption bound is derived
     tenants       who may see and use it; None: everyone
-    device        where it is loaded (`cpu:0`); None: where the node decides
+    device        where it may be loaded (`cpu:0`); None: on any device
+    replicas      on how many of these devices it is loaded; None: on all of them
     priority_max  highest class any request for it may have; None: the tenant's own ceiling
     batch_max     most rows in a request; None: what the artifact was exported for
     versions      which of its versions serve
@@ -40,7 +43,8 @@ class Manifest:
 
     slo_ms: float | None = None
     tenants: tuple[str, ...] | None = None
-    device: str | None = None
+    device: tuple[str, ...] | None = None
+    replicas: int | None = 1
     priority_max: PriorityClass | None = None
     batch_max: int | None = None
     versions: VersionPolicy = DEFAULT_POLICY
@@ -93,6 +97,7 @@ def parse_manifest(data: bytes) -> Manifest:
         slo_ms=_slo_ms(table),
         tenants=_tenants(table),
         device=_device(table),
+        replicas=_replicas(table),
         priority_max=_priority_max(table),
         batch_max=_batch_max(table),
         versions=_versions(table),
@@ -123,14 +128,28 @@ def _tenants(table: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(value)
 
 
-def _device(table: Mapping[str, Any]) -> str | None:
+def _device(table: Mapping[str, Any]) -> tuple[str, ...] | None:
     value = table.get("device")
     if value is None:
         return None
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(map(_is_device, names)) or len(set(names)) < len(names):
+        raise _wrong("device", "a device like 'cpu:0', or a list of different ones", value)
+    return tuple(names)
+
+
+def _is_device(value: object) -> bool:
     kind, _, index = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if not (kind.isalpha() and index.isdecimal() and len(value) <= DEVICE_CHARS_MAX):
-        raise _wrong("device", "a device like 'cpu:0'", value)
-    return str(value)
+    return kind.isalpha() and index.isdecimal() and len(str(value)) <= DEVICE_CHARS_MAX
+
+
+def _replicas(table: Mapping[str, Any]) -> int | None:
+    value = table.get("replicas", 1)
+    if value == ALL_DEVICES:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= REPLICAS_MAX:
+        raise _wrong("replicas", f"1 to {REPLICAS_MAX}, or {ALL_DEVICES!r}", value)
+    return value
 
 
 def _priority_max(table: Mapping[str, Any]) -> PriorityClass | None:

@@ -48,9 +48,9 @@ class BoundWatch:
         assert statistics is not None, "figures came"
         device, settings = link.settings.device, link.settings.scheduler
         on_device = [
-            (entry, entry.replica, (entry.label, entry.replica.artifact.artifact_hash))
+            (entry, replica, (entry.label, replica.artifact.artifact_hash))
             for entry in self._table
-            if entry.replica is not None and entry.replica.device == device
+            if (replica := entry.replicas.get(device)) is not None
         ]
         before = self._told.get(device, {})
         told = self._told[device] = {served: before.get(served, set()) for *_, served in on_device}

@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -66,6 +66,15 @@ class LoadedArtifact:
     @property
     def fds(self) -> tuple[int, int]:
         return self.plan_fd, self.weights_fd
+
+    def again(self) -> "LoadedArtifact":
+        """The same memory for another owner, who closes it by itself."""
+        plan_fd = os.dup(self.plan_fd)
+        try:
+            return replace(self, plan_fd=plan_fd, weights_fd=os.dup(self.weights_fd))
+        except BaseException:
+            os.close(plan_fd)
+            raise
 
     def close(self) -> None:
         """Let go of the memory. Idempotent."""

@@ -16,13 +16,13 @@ from typing import Any
 
 import structlog
 
-from gpumuxd.errors import GpumuxdError, InvalidModel, ModelNotReady
+from gpumuxd.errors import Draining, GpumuxdError, InvalidModel, ModelNotReady
 from gpumuxd.models.listing import BrokenEntry, ModelListing, ModelVersion
 from gpumuxd.node.api import ModelState
 from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.journal import Journal
 from gpumuxd.node.model_table import NOT_LOADED, ModelTable, Replica, VersionEntry
-from gpumuxd.node.placing import Placing
+from gpumuxd.node.placing import Made, Placing
 
 _log = structlog.get_logger()
 
@@ -86,9 +86,9 @@ class Loads:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for entry in self._table:
-            if entry.replica is not None:
-                entry.replica.artifact.close()
-                entry.replica = None
+            for replica in entry.replicas.values():
+                replica.artifact.close()
+            entry.replicas = {}
 
     # One load
 
@@ -130,7 +130,7 @@ class Loads:
 
     def _is_current(self, found: ModelVersion) -> bool:
         entry = self._table.entry(found.name, found.version)
-        return entry.is_ready and entry.replica is not None and entry.replica.is_current(found)
+        return entry.is_ready and bool(entry.alive) and entry.alive[0].is_of(found)
 
     def _failure(
         self,
@@ -156,6 +156,7 @@ class Loads:
         entry = self._table.entry(found.name, found.version)
         if self._is_current(found):
             entry.note, entry.failed = "", None
+            await self._fill(entry)
             return
         if entry.state is ModelState.UNLOADING:  # replaced a moment ago, and wanted back
             await self._take_down(entry, NOT_LOADED)
@@ -164,11 +165,11 @@ class Loads:
         elif entry.is_ready:
             entry.note = "it serves; a newer copy is being loaded"
         try:
-            replica = await self._placing.make(entry, found)
+            made = await self._placing.make(entry, found)
         except BaseException as error:
             # Next time may be better for what is not ready; a model that ends its device, or finds
             # no room there, is tried again when it is asked for or when it changes.
-            failed = None if isinstance(error, ModelNotReady) else found
+            failed = None if isinstance(error, ModelNotReady | Draining) else found
             entry.fail(failed, error.message if isinstance(error, GpumuxdError) else "load stopped")
             if self.is_ending:
                 _log.info("model_not_loaded", model=entry.label, reason="the daemon is stopping")
@@ -176,32 +177,49 @@ class Loads:
                 reason = str(error) or type(error).__name__
                 _log.error("model_not_loaded", model=entry.label, reason=reason)
             raise
-        self._replace(entry, replica)
+        self._replace(entry, made)
 
-    def _replace(self, entry: VersionEntry, replica: Replica) -> None:
-        """From now on this one serves; what it replaces finishes what it has."""
-        old, entry.replica = entry.replica, replica
+    def _replace(self, entry: VersionEntry, made: Made) -> None:
+        """From now on these serve; what they replace finishes what it has."""
+        old, entry.replicas, entry.missing = entry.replicas, {}, made.missing
         entry.device_losses, entry.note, entry.failed = 0, "", None
-        if entry.state is ModelState.LOADING:
-            entry.move(ModelState.READY)
+        for replica in made.replicas:
+            entry.add(replica)
+            _log_loaded(entry, replica)
         assert entry.is_ready, entry
-        if old is not None:
-            self._in_background(_release(old), "release a replica")
-        _log.info(
-            "model_loaded",
-            model=entry.label,
-            device=replica.device,
-            groups=replica.loaded.group_count,
-            longest_group_us=replica.loaded.longest_group_ns // 1000,
-            profile_was_cached=replica.loaded.profile_was_cached,
-        )
+        for replaced in old.values():
+            self._in_background(_release(replaced), "release a replica")
+
+    async def fill(self, name: str) -> None:
+        """Bring versions that serve to as many replicas as were asked for, as far as can be."""
+        async with self.locks[name]:
+            for entry in self._table.versions(name):
+                if entry.is_ready:
+                    await self._fill(entry)
+
+    def fill_all(self) -> None:
+        """The same for all models, most urgent first; a device that was away is back."""
+        names = dict.fromkeys(entry.name for entry in sorted(self._table, key=lambda e: e.rank))
+        self._in_background(self._fill_in_turn(list(names)), "place missing replicas")
+
+    async def _fill_in_turn(self, names: Sequence[str]) -> None:
+        for name in names:
+            await self.fill(name)
+
+    async def _fill(self, entry: VersionEntry) -> None:
+        """Replicas that can't be placed now are no failure: what serves goes on."""
+        made = await self._placing.fill(entry)
+        entry.missing = made.missing
+        for replica in made.replicas:
+            entry.add(replica)
+            _log_loaded(entry, replica)
 
     def _retire_others(self, name: str, wanted: Sequence[int]) -> None:
         """Versions that are not selected take nothing new, and drain without anybody waiting."""
         others = [
-            (entry, entry.replica)
+            (entry, entry.replicas)
             for entry in self._table.versions(name)
-            if entry.replica is not None and entry.version not in wanted
+            if entry.replicas and entry.version not in wanted
         ]
         reason = f"replaced by version {', '.join(map(str, wanted))}"
         for other, _ in others:
@@ -211,17 +229,17 @@ class Loads:
             self._in_background(self._retire(name, others, reason), f"retire {name}")
 
     async def _retire(
-        self, name: str, others: Sequence[tuple[VersionEntry, Replica]], reason: str
+        self, name: str, others: Sequence[tuple[VersionEntry, dict[str, Replica]]], reason: str
     ) -> None:
         async with self.locks[name]:
-            for entry, replica in others:
-                if entry.replica is replica:  # else it was wanted back meanwhile
+            for entry, replicas in others:
+                if entry.replicas is replicas:  # else it was wanted back meanwhile
                     await self._take_down(entry, reason)
 
     async def _unload(self, name: str, reason: str) -> None:
         async with self.locks[name]:
             await asyncio.gather(
-                *(self._take_down(e, reason) for e in self._table.versions(name) if e.replica)
+                *(self._take_down(e, reason) for e in self._table.versions(name) if e.replicas)
             )
             await self._journal.remove(name)
 
@@ -230,15 +248,16 @@ class Loads:
 
         Only in tasks of our own: one that a caller could cancel would leave it half down.
         """
-        replica = entry.replica
-        assert replica is not None
+        replicas = list(entry.replicas.values())
+        assert replicas
         if entry.is_ready:
             entry.move(ModelState.UNLOADING)
         try:
-            await _release(replica)
+            await asyncio.gather(*(_release(replica) for replica in replicas))
         finally:
-            replica.artifact.close()
-            entry.replica = None
+            for replica in replicas:
+                replica.artifact.close()
+            entry.replicas, entry.missing = {}, ""
             entry.move(ModelState.UNAVAILABLE, reason)
         _log.info("model_unloaded", model=entry.label, reason=reason)
 
@@ -253,6 +272,17 @@ class Loads:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # asked for here, so that one that nobody awaits is not reported
+
+
+def _log_loaded(entry: VersionEntry, replica: Replica) -> None:
+    _log.info(
+        "model_loaded",
+        model=entry.label,
+        device=replica.device,
+        groups=replica.loaded.group_count,
+        longest_group_us=replica.loaded.longest_group_ns // 1000,
+        profile_was_cached=replica.loaded.profile_was_cached,
+    )
 
 
 async def _release(replica: Replica) -> None:

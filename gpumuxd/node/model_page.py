@@ -101,7 +101,7 @@ def _policy(manifest: Manifest, tenant: Tenant, tenants: TenantDirectory) -> Pol
         permitted,
         class_max,
         manifest.slo_ns,
-        manifest.device,
+        None if manifest.device is None else ", ".join(manifest.device),
         manifest.batch_max,
         _versions(manifest.versions),
     )

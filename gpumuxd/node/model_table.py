@@ -1,11 +1,14 @@
 """What the node knows of each version of each model: its state, why, and what serves it.
 
 The lifecycle is a table and a state changes in `VersionEntry.move` alone. A *replica* is one load
-of one version on one device; while a changed artifact is loaded anew, the entry stays READY with
-the replica that serves, and swaps it when the new one is ready.
+of one version on one device, and a version has at most one on each. It is READY while one of them
+serves, and LOADING again only when the last one was lost. While a changed artifact is loaded anew,
+the entry stays READY with the replicas that serve, and swaps them when the new ones are ready.
+
+Invariant: all replicas of an entry are of the same bits and the same manifest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,13 +24,16 @@ from gpumuxd.wire.frames import ModelLoaded
 TRANSITIONS: dict[ModelState, frozenset[ModelState]] = {
     ModelState.UNAVAILABLE: frozenset({ModelState.LOADING}),
     ModelState.LOADING: frozenset({ModelState.READY, ModelState.UNAVAILABLE}),
-    # To LOADING: its device was lost and is started again.
+    # To LOADING: the last device that served it was lost and is started again.
     ModelState.READY: frozenset({ModelState.UNLOADING, ModelState.LOADING}),
     # To READY never: what drains has refused requests already.
     ModelState.UNLOADING: frozenset({ModelState.UNAVAILABLE}),
 }
 
 NOT_LOADED = "not loaded"
+
+NO_SLO_NS = 1 << 63
+"""As an SLO: looser than any that can be declared."""
 
 _REASONS = {
     ModelState.READY: "",
@@ -59,11 +65,10 @@ class Replica:
     def is_alive(self) -> bool:
         return self.link.is_alive
 
-    def is_current(self, found: ModelVersion) -> bool:
+    def is_of(self, found: ModelVersion) -> bool:
         """Is this what loading that version would give?"""
         return (
-            self.is_alive
-            and self.artifact.stamp == found.stamp
+            self.artifact.stamp == found.stamp
             and self.manifest.serves_as(found.manifest)
             and found.sha256 in (None, self.artifact.artifact_hash)
         )
@@ -71,9 +76,12 @@ class Replica:
 
 @dataclass(slots=True)
 class VersionEntry:
-    """One version of one model. `replica` is there exactly in READY, LOADING again and UNLOADING.
+    """One version of one model. It has replicas exactly in READY, LOADING again and UNLOADING; one
+    whose device was lost is kept for its artifact, to be placed again.
 
-    device_losses  deaths of its device while it was loaded again
+    replicas       by device
+    device_losses  deaths of devices while it was loaded again
+    missing        why there are fewer replicas than its manifest asks for
     note           while it is READY: why what is on the disk now does not serve in its place (yet)
     failed         what could not be loaded, and would not be if it were tried again
     """
@@ -82,22 +90,23 @@ class VersionEntry:
     version: int
     state: ModelState = ModelState.UNAVAILABLE
     reason: str = NOT_LOADED
-    replica: Replica | None = None
+    replicas: dict[str, Replica] = field(default_factory=dict)
     device_losses: int = 0
+    missing: str = ""
     note: str = ""
     failed: ModelVersion | None = None
 
     def move(self, state: ModelState, reason: str = "") -> None:
         """The only place where a state changes. An illegal transition is a bug."""
         assert state in TRANSITIONS[self.state], f"{self.name}: {self.state} to {state}"
-        assert (state is ModelState.READY) <= (self.replica is not None)
+        assert (state is ModelState.READY) <= bool(self.replicas), f"{self.name}: nothing serves"
         self.state = state
         self.reason = reason or _REASONS[state]
 
     def fail(self, found: ModelVersion | None, reason: str) -> None:
         """It could not be loaded: what served before goes on, and the reason is there to see."""
         self.failed = found
-        if self.state is ModelState.LOADING and self.replica is None:
+        if self.state is ModelState.LOADING and not self.replicas:
             self.move(ModelState.UNAVAILABLE, reason)
         elif self.state is ModelState.UNAVAILABLE:
             self.reason = reason
@@ -106,8 +115,37 @@ class VersionEntry:
 
     def view(self, note: str = "") -> IndexEntry:
         """As an index shows it, with what else there is to say of it while it serves."""
-        reason = self.reason or self.note or note
+        reason = self.reason or self.note or self._lost() or self.missing or note
         return IndexEntry(self.name, str(self.version), self.state, reason)
+
+    def add(self, replica: Replica) -> None:
+        """One more serves, in place of one that was there before."""
+        self.replicas[replica.device] = replica
+        if self.state is ModelState.LOADING:
+            self.move(ModelState.READY)
+
+    def _lost(self) -> str:
+        """Which of its devices are away while the others serve."""
+        lost = [device for device, each in self.replicas.items() if not each.is_alive]
+        return f"it serves; to be loaded again on {', '.join(lost)}, which was lost" if lost else ""
+
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        """Who is loaded again first: the highest class, then the tightest SLO, then by name."""
+        if (replica := self.replica) is None:
+            return 0, 0, self.label
+        slo_ns = replica.manifest.slo_ns
+        return -replica.class_max, NO_SLO_NS if slo_ns is None else slo_ns, self.label
+
+    @property
+    def alive(self) -> Sequence[Replica]:
+        """The replicas whose device is up, in the order in which they came."""
+        return [replica for replica in self.replicas.values() if replica.is_alive]
+
+    @property
+    def replica(self) -> Replica | None:
+        """Any of them, to ask what is the same for all; an alive one if there is one."""
+        return next(iter((*self.alive, *self.replicas.values())), None)
 
     @property
     def is_ready(self) -> bool:

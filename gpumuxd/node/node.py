@@ -334,6 +334,7 @@ class Node:
 
     async def _device_started(self, link: DeviceLink) -> None:
         await self._registry.recovery.handle_device_started(link)
+        self._registry.loads.fill_all()
 
     def _device_changed(self, device: DeviceSupervisor) -> None:
         if device.state == "lost":

@@ -1,14 +1,27 @@
-"""From a version in the repository to a replica on a device.
+"""From a version in the repository to its replicas on devices.
 
-Have a loader read it, choose a device, hand plan and weights over, wait until it was measured. It
-must not know states: what becomes of a version whose placing fails is the registry's decision.
+Have a loader read it, choose devices, hand plan and weights over, wait until it was measured. A
+model's manifest says on which devices it may be and on how many of them. It goes to one after the
+other: should it end the device that loads it, it has ended one and not all of them; and the profile
+that the first one measured serves the next. A device without room is passed over.
+
+It must not know states: what becomes of a version whose placing fails is the registry's decision.
+Invariant: a replica owns its copy of the artifact; what is read here is closed here.
 """
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
-from gpumuxd.errors import DeviceLost, InvalidManifest, ModelNotReady
+from gpumuxd.errors import (
+    DeviceLost,
+    Draining,
+    GpumuxdError,
+    InvalidManifest,
+    ModelNotReady,
+    OutOfDeviceMemory,
+)
 from gpumuxd.models.checksum import check_hash
 from gpumuxd.models.listing import ModelVersion
 from gpumuxd.models.manifest import Manifest
@@ -18,6 +31,13 @@ from gpumuxd.node.model_table import ModelTable, Replica, VersionEntry, key_of
 from gpumuxd.node.tenants import TenantDirectory
 from gpumuxd.node.validation import CallChecker
 from gpumuxd.wire.frames import LoadModel
+
+
+class Made(NamedTuple):
+    """New replicas, and why they are fewer than was asked for."""
+
+    replicas: Sequence[Replica]
+    missing: str
 
 
 class Placing:
@@ -34,45 +54,114 @@ class Placing:
         self._loading = loading
         self._tenants = tenants
         self._links = links
+        self.drained: set[str] = set()
+        """Devices that take no models."""
         self._under_way: Counter[str] = Counter()
         self._numbers = itertools.count(1)
 
-    async def make(self, entry: VersionEntry, found: ModelVersion) -> Replica:
+    async def make(self, entry: VersionEntry, found: ModelVersion) -> Made:
         """Read and place a version. Raises GpumuxdError, and then nothing of it is left."""
+        self._check_open(self._allowed(found.manifest))  # before anything is read
         artifact = await self._loading.read(found.artifact, found.artifact_format, found.repository)
         try:
             check_hash(found.sha256, artifact.artifact_hash, found.artifact_name)
-            link = self._choose(found.manifest)
-            self._under_way[link.settings.device] += 1
-            try:
-                return await self._place(entry, link, artifact, found.manifest)
-            finally:
-                self._under_way[link.settings.device] -= 1
-        except BaseException:
+            return await self._spread(entry, artifact, found.manifest, ())
+        finally:
             artifact.close()
-            raise
+
+    async def fill(self, entry: VersionEntry) -> Made:
+        """The same bits on more devices, until there are as many replicas as was asked for."""
+        like = entry.replica
+        assert like is not None
+        return await self._spread(entry, like.artifact, like.manifest, entry.replicas.keys())
 
     async def place_again(self, entry: VersionEntry, link: DeviceLink, lost: Replica) -> Replica:
-        """The same bits on the next life of the same device. The artifact stays open on failure."""
+        """The same bits on the next life of the same device."""
         return await self._place(entry, link, lost.artifact, lost.manifest)
 
-    def _choose(self, manifest: Manifest) -> DeviceLink:
-        """The device the manifest asks for, else the one with the fewest models."""
-        links = self._links()
-        if manifest.device is not None:
-            if manifest.device not in links:
+    async def _spread(
+        self,
+        entry: VersionEntry,
+        artifact: LoadedArtifact,
+        manifest: Manifest,
+        held: Collection[str],
+    ) -> Made:
+        """Place a model on as many devices as it wants beside those that hold it already. Raises
+        the first error when none holds it in the end."""
+        allowed = self._allowed(manifest)
+        wanted = len(allowed) if manifest.replicas is None else manifest.replicas
+        made: dict[str, Replica] = {}
+        errors: dict[str, GpumuxdError] = {}
+        try:
+            while len(held) + len(made) < wanted:
+                left = [d for d in allowed if d not in held and d not in made and d not in errors]
+                link = self._choose(left)
+                if link is None:
+                    break
+                try:
+                    made[link.settings.device] = await self._place(entry, link, artifact, manifest)
+                except OutOfDeviceMemory as error:  # another may have room
+                    errors[link.settings.device] = error
+                except GpumuxdError as error:
+                    errors[link.settings.device] = error
+                    break
+        except BaseException:
+            for replica in made.values():
+                replica.artifact.close()
+            raise
+        for device in [device for device, replica in made.items() if not replica.is_alive]:
+            made.pop(device).artifact.close()  # lost while the next one was placed
+            errors[device] = DeviceLost(f"device {device} was lost; retry")
+        if not held and not made:
+            raise next(iter(errors.values()), None) or self._closed(allowed)
+        missing = ""
+        if len(held) + len(made) < wanted:
+            others = [device for device in allowed if device not in held and device not in made]
+            whys = [errors[d].message if d in errors else self._why_closed(d) for d in others]
+            whys += [f"it may be on {len(allowed)} devices only"] * (wanted > len(allowed))
+            missing = (
+                f"{len(held) + len(made)} of {wanted} replicas: {'; '.join(filter(None, whys))}"
+            )
+        return Made(tuple(made.values()), missing)
+
+    # Devices
+
+    def _allowed(self, manifest: Manifest) -> Sequence[str]:
+        """The devices that a model may be on. Raises InvalidManifest."""
+        configured = list(self._links())
+        if manifest.device is None:
+            return configured
+        for name in manifest.device:
+            if name not in configured:
                 raise InvalidManifest(
-                    f"device: {manifest.device!r} is not configured; expected one of {list(links)}"
+                    f"device: {name!r} is not configured; expected one of {configured}"
                 )
-            link = links[manifest.device]
-            if link is None:
-                raise ModelNotReady(f"device {manifest.device} is not up; retry")
-            return link
-        up = [link for link in links.values() if link is not None]
-        if not up:
-            raise ModelNotReady("no device is up; retry")
-        counts = self._under_way + Counter(e.replica.device for e in self._table if e.replica)
-        return min(up, key=lambda link: counts[link.settings.device])
+        return manifest.device
+
+    def _choose(self, devices: Sequence[str]) -> DeviceLink | None:
+        """Of these the one with the fewest models; None where none takes any."""
+        links = self._links()
+        up = [link for name in devices if (link := links[name]) and name not in self.drained]
+        counts = self._under_way + Counter(d for entry in self._table for d in entry.replicas)
+        return min(up, key=lambda link: counts[link.settings.device], default=None)
+
+    def _why_closed(self, device: str) -> str:
+        """Why it takes no models; "" if it does."""
+        if device in self.drained:
+            return f"device {device} is drained"
+        return "" if self._links()[device] is not None else f"device {device} is not up"
+
+    def _check_open(self, devices: Sequence[str]) -> None:
+        if all(map(self._why_closed, devices)):
+            raise self._closed(devices)
+
+    def _closed(self, devices: Sequence[str]) -> GpumuxdError:
+        """None of these takes models."""
+        if self.drained.issuperset(devices):
+            return Draining(f"device {', '.join(devices)} is drained")
+        if len(devices) == 1:
+            return ModelNotReady(f"device {devices[0]} is not up; retry")
+        return ModelNotReady("no device is up; retry")
 
     async def _place(
         self,
@@ -81,24 +170,29 @@ class Placing:
         artifact: LoadedArtifact,
         manifest: Manifest,
     ) -> Replica:
-        key = key_of(entry, next(self._numbers))
+        """One replica, with a copy of its own of the artifact."""
+        device = link.settings.device
         permitted = manifest.tenants
         class_max = self._tenants.class_max_of(manifest)
         frame = LoadModel(
-            model=key,
+            model=key_of(entry, next(self._numbers)),
             artifact_hash=artifact.artifact_hash,
             class_max=class_max,
             slo_ns=manifest.slo_ns,
             tenant=permitted[0] if permitted is not None and len(permitted) == 1 else "",
         )
-        loaded = await link.load(frame, artifact.fds)
+        self._under_way[device] += 1
+        try:
+            loaded = await link.load(frame, artifact.fds)
+        finally:
+            self._under_way[device] -= 1
         if not link.is_alive:  # it said that it loaded, and then ended
-            raise DeviceLost(f"device {link.settings.device} was lost; retry")
+            raise DeviceLost(f"device {device} was lost; retry")
         return Replica(
-            key=key,
+            key=frame.model,
             version=str(entry.version),
             link=link,
-            artifact=artifact,
+            artifact=artifact.again(),
             manifest=manifest,
             class_max=class_max,
             loaded=loaded,

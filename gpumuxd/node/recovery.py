@@ -1,8 +1,9 @@
 """What becomes of models whose device was lost, and when it is back.
 
 Their replicas stay where they are, with their artifacts, to be placed again on the device's next
-life. A model that ends its device again and again is left out: it would keep everyone else there
-from being served. It must not know the repository.
+life: the most urgent models first, each of them serving as soon as it is back. A model that serves
+on another device goes on meanwhile. One that ends its device again and again is left out: it would
+keep everyone else there from being served. It must not know the repository.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import structlog
 from gpumuxd.errors import DeviceLost, GpumuxdError
 from gpumuxd.node.api import ModelState
 from gpumuxd.node.device_link import DeviceLink
-from gpumuxd.node.model_table import ModelTable, VersionEntry
+from gpumuxd.node.model_table import ModelTable, Replica, VersionEntry
 from gpumuxd.node.placing import Placing
 
 DEVICE_LOSSES_MAX = 2
@@ -34,46 +35,46 @@ class Recovery:
         self._locks = locks
 
     def handle_device_lost(self, device: str, reason: str) -> None:
-        """What served there does not; it stays as it is, to be loaded again."""
+        """What served there alone does not serve; it stays as it is, to be loaded again."""
         for entry in self._table:
-            if entry.state is ModelState.READY and _is_on(entry, device):
+            if entry.is_ready and device in entry.replicas and not entry.alive:
                 entry.move(ModelState.LOADING, f"device {device} was lost: {reason}")
 
     async def handle_device_started(self, link: DeviceLink) -> None:
         """Load again what served on this device before it was lost, one after the other."""
         device = link.settings.device
-        waiting = [e for e in self._table if _is_on(e, device)]
-        for entry in waiting:
+        waiting = [entry for entry in self._table if device in entry.replicas]
+        for entry in sorted(waiting, key=lambda entry: entry.rank):
             async with self._locks[entry.name]:
-                if entry.state is ModelState.READY and entry.replica and not entry.replica.is_alive:
+                if entry.is_ready and not entry.alive:
                     entry.move(ModelState.LOADING, f"device {device} was lost")
-                if link.is_alive and entry.state is ModelState.LOADING and _is_on(entry, device):
-                    await self._load_again(entry, link)
+                lost = entry.replicas.get(device)
+                if lost is None or lost.is_alive or not link.is_alive:
+                    continue
+                if entry.state in (ModelState.LOADING, ModelState.READY):
+                    await self._load_again(entry, link, lost)
 
-    async def _load_again(self, entry: VersionEntry, link: DeviceLink) -> None:
-        assert entry.replica is not None
-        old = entry.replica
+    async def _load_again(self, entry: VersionEntry, link: DeviceLink, lost: Replica) -> None:
         try:
-            entry.replica = await self._placing.place_again(entry, link, old)
+            replica = await self._placing.place_again(entry, link, lost)
         except DeviceLost as error:
             entry.device_losses += 1
             if entry.device_losses >= DEVICE_LOSSES_MAX:
-                self._leave_out(entry, f"its device was lost while loading it again: {error}")
+                self._leave_out(entry, lost, f"its device was lost while loading it again: {error}")
         except GpumuxdError as error:
-            self._leave_out(entry, error.message)
+            self._leave_out(entry, lost, error.message)
         else:
+            lost.artifact.close()
             entry.device_losses = 0
-            entry.move(ModelState.READY)
+            entry.add(replica)
             _log.info("model_loaded_again", model=entry.label, device=link.settings.device)
 
-    def _leave_out(self, entry: VersionEntry, reason: str) -> None:
-        assert entry.replica is not None
-        entry.replica.artifact.close()
-        entry.replica = None
+    def _leave_out(self, entry: VersionEntry, lost: Replica, reason: str) -> None:
+        lost.artifact.close()
+        del entry.replicas[lost.device]
         entry.device_losses = 0
-        entry.move(ModelState.UNAVAILABLE, reason)
-        _log.error("model_left_out", model=entry.label, reason=reason)
-
-
-def _is_on(entry: VersionEntry, device: str) -> bool:
-    return entry.replica is not None and entry.replica.device == device
+        if entry.replicas:
+            entry.missing = f"it is not loaded again on {lost.device}: {reason}"
+        else:
+            entry.move(ModelState.UNAVAILABLE, reason)
+        _log.error("model_left_out", model=entry.label, device=lost.device, reason=reason)

@@ -122,10 +122,9 @@ class Registry:
         if replica is None:
             await self.raise_absence(tenant, name, version)
         ready = list(self._visible_serving(tenant, name))
-        serving = next(e for e in ready if e.replica is replica)
         return ModelView(
             name=name,
-            version=str(serving.version),
+            version=replica.version,
             versions=tuple(str(entry.version) for entry in reversed(ready)),
             platform=replica.artifact.platform,
             spec=replica.artifact.spec,

@@ -14,13 +14,18 @@ from gpumuxd.models.version_policy import LATEST_MAX, LISTED_MAX, VERSION_MAX, V
 
 def test_a_whole_manifest() -> None:
     manifest = parse_manifest(
-        b'slo_ms = 32\ntenants = ["voice"]\ndevice = "cpu:1"\npriority_max = "REALTIME"\n'
-        b"batch_max = 8\nversions = { latest = 2 }\n"
+        b'slo_ms = 32\ntenants = ["voice"]\ndevice = "cpu:1"\nreplicas = 3\n'
+        b'priority_max = "REALTIME"\nbatch_max = 8\nversions = { latest = 2 }\n'
     )
     assert manifest == Manifest(
-        32.0, ("voice",), "cpu:1", PriorityClass.REALTIME, 8, VersionPolicy(latest=2)
+        32.0, ("voice",), ("cpu:1",), 3, PriorityClass.REALTIME, 8, VersionPolicy(latest=2)
     )
     assert manifest.slo_ns == 32_000_000
+
+
+def test_replicas_on_several_devices() -> None:
+    manifest = parse_manifest(b'device = ["cpu:1", "cpu:0"]\nreplicas = "all"')
+    assert (manifest.device, manifest.replicas) == (("cpu:1", "cpu:0"), None)
 
 
 def test_an_empty_one_and_none_at_all_are_the_default(tmp_path: Path) -> None:
@@ -43,6 +48,13 @@ def test_an_empty_one_and_none_at_all_are_the_default(tmp_path: Path) -> None:
         ("tenants = ['']", "tenants: expected a list of names"),
         ("device = 'gpu'", "device: expected a device like 'cpu:0'"),
         ("device = 0", "device: expected a device"),
+        ("device = []", "device: expected a device"),
+        ("device = ['cpu:0', 1]", "device: expected a device"),
+        ("device = ['cpu:0', 'cpu:0']", "device: expected a device like 'cpu:0', or a list of"),
+        ("replicas = 0", "replicas: expected 1 to 1024, or 'all', got 0"),
+        ("replicas = 1025", "replicas: expected 1 to 1024"),
+        ("replicas = true", "replicas: expected 1 to 1024"),
+        ("replicas = 'every'", "replicas: expected 1 to 1024, or 'all', got 'every'"),
         ("priority_max = 'realtime'", "priority_max: expected one of BEST_EFFORT, STANDARD"),
         ("priority_max = 1", "priority_max: expected one of"),
         ("batch_max = 0", "batch_max: expected a positive integer"),

@@ -487,7 +487,7 @@ async def page(tenant: Tenant, manifest: Manifest, bound_model: str) -> Any:
     return await model_detail("m", facts, tenant, DIRECTORY)
 
 
-SHARED = replace(DEFAULT_MANIFEST, tenants=("voice", "search"), slo_ms=30.0, device="cpu:0")
+SHARED = replace(DEFAULT_MANIFEST, tenants=("voice", "search"), slo_ms=30.0, device=("cpu:0",))
 
 
 async def test_an_admin_sees_all_of_it() -> None:

@@ -111,7 +111,7 @@ def _deadline_ns(arrived_ns: int, timeout_ns: int, remaining_s: float | None) ->
     """The earliest of both, absolute. `timeout_ns` 0 is none, `remaining_s` 0 is now."""
     earliest = timeout_ns or DEADLINE_NS_MAX + 1
     if remaining_s is not None and remaining_s * NS_PER_S <= DEADLINE_NS_MAX:
-        earliest = min(earliest, max(0, int(remaining_s * NS_PER_S)))
+        earliest = min(earliest, int(max(0.0, remaining_s) * NS_PER_S))
     return arrived_ns + earliest if earliest <= DEADLINE_NS_MAX else None
 
 

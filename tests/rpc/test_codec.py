@@ -250,6 +250,8 @@ def test_an_output_wanted_twice_is_refused() -> None:
         (2**63 - 1, None, None),
         (None, 1e18, None),
         (None, math.inf, None),
+        (None, -math.inf, 0),
+        (None, math.nan, None),
         (250, 1e18, 250_000),
         (YEAR_NS // 1000, None, YEAR_NS),
         (YEAR_NS // 1000 + 1, None, None),

@@ -149,7 +149,11 @@ class DeviceLink:
                 self._check_alive()
                 with self._explanations.asked() as (number, answer):
                     self._send_now(frames.AskExplanation(number, model, bucket))
-                    return await answer
+                    told = await answer
+                if told is not None and bucket is not None and told.bucket != bucket:
+                    self.kill(f"it explained sizes {told.bucket}, asked for {bucket}")
+                    raise DeviceLost(f"device {self.settings.device} was lost; retry")
+                return told
         except TimeoutError:
             device = self.settings.device
             raise ModelNotReady(f"device {device} did not answer in {limit_s} s; retry") from None

@@ -28,6 +28,7 @@ from gpumuxd.models.manifest import Manifest
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.loading import LoadedArtifact, Loading
 from gpumuxd.node.model_table import ModelTable, Replica, VersionEntry, key_of
+from gpumuxd.node.spec_check import why_wrong_loaded
 from gpumuxd.node.tenants import TenantDirectory
 from gpumuxd.node.validation import CallChecker
 from gpumuxd.wire.frames import LoadModel
@@ -184,6 +185,9 @@ class Placing:
         self._under_way[device] += 1
         try:
             loaded = await link.load(frame, artifact.fds)
+        if why := why_wrong_loaded(artifact.spec, loaded):
+            link.kill(f"it loaded {key!r} with {why}")
+            raise DeviceLost(f"device {link.settings.device} was lost; retry")
         finally:
             self._under_way[device] -= 1
         if not link.is_alive:  # it said that it loaded, and then ended

@@ -1,7 +1,8 @@
-"""Is a spec that a loader sent one that requests can be validated against?
+"""Is a spec that a loader sent one that requests can be validated against, and does what a device
+child says of the model fit it?
 
-A loader works on what tenants made and could be turned by it, so its answer is foreign data like
-a request is. After this check, `ModelSpec.bind` and the output shapes evaluate for every binding
+Both work on what tenants made and could be turned by it, so their answers are foreign data like
+a request is. After `check_spec`, `ModelSpec.bind` and the output shapes evaluate for every binding
 of the symbols within their ranges that the probes stand for; it must not know who sent it.
 """
 
@@ -16,6 +17,7 @@ from gpumuxd.models.spec import (
     symbols_of,
     tensor_bytes,
 )
+from gpumuxd.wire.frames import ModelLoaded
 
 TENSORS_MAX = 256
 RANK_MAX = 16
@@ -53,6 +55,18 @@ def check_spec(spec: ModelSpec) -> None:
     ):
         for tensor in tensors:
             _check_sizes(tensor, bindings)
+
+
+def why_wrong_loaded(spec: ModelSpec, loaded: ModelLoaded) -> str:
+    """What a child can't have measured of a model with this spec; "" if it can."""
+    buckets = [*(bucket for bucket, _ in loaded.run_ns), *loaded.left_out]
+    if not loaded.run_ns or len(set(buckets)) != len(buckets):
+        return "no sizes that were measured, or some of them twice"
+    if any(len(bucket) != len(spec.symbols) for bucket in buckets):
+        return f"sizes for other than {len(spec.symbols)} dynamic dimensions"
+    if loaded.longest_groups and len(loaded.longest_groups) != len(loaded.run_ns):
+        return f"groups at {len(loaded.longest_groups)} sizes and runs at {len(loaded.run_ns)}"
+    return ""
 
 
 def _check_tensor(tensor: TensorSpec) -> None:

@@ -22,6 +22,8 @@ travel in the arena and a frame only says where. Times are integer nanoseconds o
                                                weights) | ReadFailed
 """
 
+from typing import Annotated
+
 import msgspec
 
 from gpumuxd.domain import Bucket, Outcome, PriorityClass, RunReport
@@ -29,14 +31,25 @@ from gpumuxd.settings import DeviceSettings
 
 FRAME_BYTES_MAX = 64 * 1024
 
+INT64_MAX = 2**63 - 1
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+"""A number from a child or a loader, which may have been turned: what is added, shown and passed on
+must be one that nothing above chokes on. Checked once, when the frame is decoded."""
+
+SignedNs = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]
+
+Sizes = tuple[Count, ...]
+"""A Bucket, as a child tells of one."""
+
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
     """A tensor in the arena: byte offset and size, datatype and shape."""
 
-    offset: int
-    size_bytes: int
+    offset: Count
+    size_bytes: Count
     datatype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True):
@@ -147,32 +160,42 @@ class Started(Frame, frozen=True):
     device: str
     description: str
     torch_version: str
-    memory_bytes: int
+    memory_bytes: Count
 
 
 class Accepted(Frame, frozen=True):
     """Mirrors `commands.Admit`."""
 
-    request_id: int
-    predicted_finish_ns: int
+    request_id: Count
+    predicted_finish_ns: Count
 
 
 class Finished(Frame, frozen=True):
     """Mirrors `commands.Finish`; `outputs` are the true tensors when the outcome is COMPLETED."""
 
-    request_id: int
+    request_id: Count
     outcome: Outcome
     report: RunReport
     outputs: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        """The values of `domain.py` can't say themselves what a Count is."""
+        told, report = self.outcome, self.report
+        numbers = (
+            *(told.predicted_finish_ns, told.deadline_ns, report.queue_ns, report.compute_ns),
+            *(report.preemptions, report.preemption_wait_ns, report.predicted_ns),
+        )
+        if min(numbers) < 0 or max(numbers) > INT64_MAX:
+            raise ValueError(f"a number that can't be in {told} or {report}")
 
 
 class LongGroup(msgspec.Struct, frozen=True, array_like=True):
     """One kernel group of a program, its time, and the nodes `first_node <= i < end_node` in it."""
 
-    group: int
-    device_ns: int
-    first_node: int
-    end_node: int
+    group: Count
+    device_ns: Count
+    first_node: Count
+    end_node: Count
 
 
 class ModelLoaded(Frame, frozen=True):
@@ -184,14 +207,14 @@ class ModelLoaded(Frame, frozen=True):
     """
 
     model: str
-    group_count: int
-    longest_group_ns: int
-    run_ns: tuple[tuple[Bucket, int], ...]
-    weights_bytes: int
-    frame_bytes: int
+    group_count: Count
+    longest_group_ns: Count
+    run_ns: tuple[tuple[Sizes, Count], ...]
+    weights_bytes: Count
+    frame_bytes: Count
     profile_was_cached: bool
     longest_groups: tuple[tuple[LongGroup, ...], ...] = ()
-    left_out: tuple[Bucket, ...] = ()
+    left_out: tuple[Sizes, ...] = ()
 
 
 class ModelFailed(Frame, frozen=True):
@@ -212,18 +235,18 @@ class ModelReleased(Frame, frozen=True):
 class Pong(Frame, frozen=True):
     """A sign of life: the ping's count and how many turns the device loop has made."""
 
-    count: int
-    turns: int
+    count: Count
+    turns: Count
 
 
 class ModelFigures(msgspec.Struct, frozen=True):
     """What a device child tells about one model."""
 
     model: str
-    queued: int
-    started: int
-    completed: int
-    failed: int
+    queued: Count
+    started: Count
+    completed: Count
+    failed: Count
 
 
 class Statistics(Frame, frozen=True):
@@ -235,25 +258,25 @@ class Statistics(Frame, frozen=True):
     longer than `laxity_ns`, which is that of `laxity_model`, keeps no bound.
     """
 
-    queued: int
-    started: int
-    in_flight_slices: int
-    slices_launched: int
-    groups_launched: int
-    preemptions: int
-    deadline_missed: int
-    refused: int
-    frames_held: int
-    memory_bytes: int
-    bound_ns: int
-    window: int
-    device_busy_ns: int
+    queued: Count
+    started: Count
+    in_flight_slices: Count
+    slices_launched: Count
+    groups_launched: Count
+    preemptions: Count
+    deadline_missed: Count
+    refused: Count
+    frames_held: Count
+    memory_bytes: Count
+    bound_ns: Count
+    window: Count
+    device_busy_ns: Count
     models: tuple[ModelFigures, ...] = ()
     bound_origin: str = ""
     bound_model: str = ""
-    best_effort_grants: int = 0
-    best_effort_granted_ns: int = 0
-    laxity_ns: int | None = None
+    best_effort_grants: Count = 0
+    best_effort_granted_ns: Count = 0
+    laxity_ns: SignedNs | None = None
     laxity_model: str = ""
 
 
@@ -261,8 +284,8 @@ class RecordingEnded(Frame, frozen=True):
     """All that will be in the memory file is there. Answers each StartRecording once."""
 
     reason: str
-    records: int
-    commands: int
+    records: Count
+    commands: Count
     has_begun: bool = True
     is_broken: bool = False  # said by the parent of a child that died: it has no proper end
 
@@ -270,9 +293,9 @@ class RecordingEnded(Frame, frozen=True):
 class ExplainedSlice(msgspec.Struct, frozen=True, array_like=True):
     """One slice of an undisturbed run: the groups `first_group <= i < end_group`, their time."""
 
-    first_group: int
-    end_group: int
-    predicted_ns: int
+    first_group: Count
+    end_group: Count
+    predicted_ns: Count
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -281,25 +304,25 @@ class Explanation(msgspec.Struct, frozen=True):
     whose laxity gives the bound, where `bound_origin` is `laxity`.
     """
 
-    bucket: Bucket
+    bucket: Sizes
     mode: str
     reason: str
     priority_class: PriorityClass
-    group_count: int
-    group_ns: tuple[int, ...]
-    run_ns: int
-    slice_count: int
+    group_count: Count
+    group_ns: tuple[Count, ...]
+    run_ns: Count
+    slice_count: Count
     slices: tuple[ExplainedSlice, ...]
-    window: int
-    slice_ns: int
-    bound_ns: int | None
+    window: Count
+    slice_ns: Count
+    bound_ns: Count | None
     bound_origin: str
     bound_model: str
-    floor_ns: int
-    floor_group: int
-    exec_ns: int
-    preempt_ns: int
-    preempt_expected_ns: int
+    floor_ns: Count
+    floor_group: Count
+    exec_ns: Count
+    preempt_ns: Count
+    preempt_expected_ns: Count
     is_guess: bool
     is_cost_doubtful: bool = False
 
@@ -307,7 +330,7 @@ class Explanation(msgspec.Struct, frozen=True):
 class Explained(Frame, frozen=True):
     """The answer to AskExplanation; none for a model that does not serve on this device."""
 
-    ask_id: int
+    ask_id: Count
     explanation: Explanation | None
 
 
@@ -330,13 +353,15 @@ class ReadDone(Frame, frozen=True):
     `parameter_count` counts the elements of all weights.
     """
 
-    artifact_hash: str
+    artifact_hash: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     spec: bytes
-    plan_bytes: int
-    weights_bytes: int
-    node_count: int
-    platform: str = "pytorch_pt2"
-    parameter_count: int = 0
+    plan_bytes: Count
+    weights_bytes: Count
+    node_count: Count
+    platform: Annotated[str, msgspec.Meta(pattern=r"^(pytorch_pt2|onnxruntime_onnx)\Z")] = (
+        "pytorch_pt2"
+    )
+    parameter_count: Count = 0
 
 
 class ReadFailed(Frame, frozen=True):

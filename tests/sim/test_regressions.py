@@ -12,6 +12,7 @@ from gpumuxd.testing.swarm import draw
 
 SEEDS = {
     2906: "a load was held back for REALTIME requests that waited for its frame on another lane",
+    16840: "a frame that came free on a lower lane went there before REALTIME on the high lane",
     # The others were the checkers' mistakes and not the scheduler's.
     2200: "of the 65th size of a model nothing is kept, so no explanation tells how it is cut",
     481: "order is per lane: with fifo, REALTIME work on the high lane overtakes older work",

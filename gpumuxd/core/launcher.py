@@ -115,9 +115,13 @@ class Launcher:
             self._derive_bounds(now_ns)
         self.bounds.has_planned = False
         self.held_until_ns = None
-        for lane in self._lanes.in_order:
-            if lane.run_queue.live:
-                self._fill(lane, now_ns, commands)
+        lanes, index = self._lanes.in_order, 0
+        while index < len(lanes):
+            lane = lanes[index]
+            if lane.run_queue.live and self._fill(lane, now_ns, commands):
+                index = 0  # a lane before this one may have waited for what came free
+            else:
+                index += 1
 
     def held_ns(self, cursor: Cursor) -> int:
         """How long the next group of this cursor may be held back in all; 0 if it is not held."""
@@ -205,8 +209,9 @@ class Launcher:
             self.are_costs_firm,
         )
 
-    def _fill(self, lane: LaneState, now_ns: int, commands: list[Command]) -> None:
-        """Launch on one lane until something is in the way."""
+    def _fill(self, lane: LaneState, now_ns: int, commands: list[Command]) -> bool:
+        """Launch on one lane until something is in the way; or True, and nothing is in the way but
+        that a frame came free, which is to be offered to all lanes in their order."""
         run_queue, queue = lane.run_queue, lane.launch_queue
         flights, ledger = queue.flights, self._ledger
         share = self.share if lane is self._lanes.compute else None
@@ -215,15 +220,15 @@ class Launcher:
             due = self._due(run_queue, share) if share is not None else None
             if is_held and due is None:
                 self._counters.blocked[_HELD_FOR_REALTIME] += 1
-                return
+                return False
             if len(flights) >= queue.window:
                 self._counters.window_full += 1
-                return
+                return False
             cursor = run_queue.select(ledger) if not is_held else due
             if cursor is None:
                 has_blocked = any(model.is_blocked for model in self._models.values())
                 self._counters.blocked[_NO_MEMORY if has_blocked else _NO_FRAME] += 1
-                return
+                return False
             is_grant = due is not None and (is_held or cursor.rank > 0)
             if is_grant:
                 assert due is not None
@@ -231,23 +236,27 @@ class Launcher:
             if cursor.deadline_ns != NEVER_NS and lateness.may_be_late(cursor, queue, now_ns):
                 outcome = lateness.why_given_up(cursor, queue, now_ns)
                 if outcome is not None:
+                    frees = cursor.frame != NO_FRAME and cursor.in_flight == 0
                     self._endings.give_up(cursor, outcome, now_ns, commands)
+                    if frees:
+                        return True
                     continue
             end, predicted_ns, why_not = choose(cursor, queue, self.bounds, self._settings)
             if why_not is not None:
                 self._counters.blocked[why_not.value] += 1
-                return
+                return False
             if (
                 cursor.kind in _OWN_KINDS
                 and self._lanes.live == 1
                 and self._is_held_back(cursor, queue, predicted_ns, now_ns)
             ):
                 self._counters.blocked[_REALTIME_EXPECTED] += 1
-                return
+                return False
             work = self._move(cursor, run_queue, queue, end, predicted_ns, now_ns)
             if is_grant and share is not None:
                 share.granted(work.slice_id, predicted_ns)
             commands.append(_new(Launch, (work,)))
+        return False
 
     def _due(self, run_queue: RunQueue, share: BestEffortShare) -> Cursor | None:
         """The best-effort cursor that goes ahead of higher classes now, if one is owed that."""

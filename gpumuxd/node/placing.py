@@ -185,11 +185,11 @@ class Placing:
         self._under_way[device] += 1
         try:
             loaded = await link.load(frame, artifact.fds)
-        if why := why_wrong_loaded(artifact.spec, loaded):
-            link.kill(f"it loaded {key!r} with {why}")
-            raise DeviceLost(f"device {link.settings.device} was lost; retry")
         finally:
             self._under_way[device] -= 1
+        if why := why_wrong_loaded(artifact.spec, loaded):
+            link.kill(f"it loaded {frame.model!r} with {why}")
+            raise DeviceLost(f"device {device} was lost; retry")
         if not link.is_alive:  # it said that it loaded, and then ended
             raise DeviceLost(f"device {device} was lost; retry")
         return Replica(

@@ -45,6 +45,7 @@ from gpumuxd.wire.frames import (
     Started,
     Submit,
 )
+from gpumuxd.wire.in_flight_board import InFlightBoard
 
 MODEL = "tiny/1"
 WIDTH = 32
@@ -236,15 +237,17 @@ async def cross(bench: Bench) -> None:
     artifact_hash, fds = make_artifact()
     settings = DeviceSettings(arena_bytes=MIB, profile_passes=1, profile_batch_max=1)
     arena = Arena(settings.arena_bytes)
+    board = InFlightBoard()
     channel, end = Channel.pair()
     with channel, device_child(end):
         parent = Parent(channel, arena)
-        await parent.ask(Start(settings, os.getpid()), Started, [arena.fd])
+        await parent.ask(Start(settings, os.getpid()), Started, [arena.fd, board.fd])
         load = LoadModel(MODEL, artifact_hash, PriorityClass.REALTIME, None, "bench")
         await parent.ask(load, ModelLoaded, fds)
         await measure(bench, parent)
         parent.close()
     arena.close()
+    board.close()
 
 
 def body(bench: Bench) -> None:

@@ -8,7 +8,7 @@ import enum
 import re
 from dataclasses import dataclass, field
 
-from gpumuxd.units import GIB, MIB, NS_PER_MS, NS_PER_US
+from gpumuxd.units import GIB, MIB, NS_PER_MS, NS_PER_S, NS_PER_US
 
 
 class Slicing(enum.StrEnum):
@@ -158,6 +158,15 @@ class DeviceSettings:
 
     group_target_ns: int = NS_PER_MS // 2
     """Kernel groups are merged up to this measured time."""
+
+    watchdog_factor: int = 20
+    """A slice that runs this many times as long as predicted never ends: estimates err by less."""
+
+    watchdog_ns_min: int = 2 * NS_PER_S
+    """And at least this long: what keeps a busy machine from running a short slice is shorter."""
+
+    watchdog_ns_unpredicted: int = 60 * NS_PER_S
+    """The limit of a slice that nobody has an estimate of: mostly of a model that is measured."""
 
     profile_passes: int = 5
     """Runs per bucket that the profiler measures, after one that is discarded."""

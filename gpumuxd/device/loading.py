@@ -82,7 +82,11 @@ class Loading:
         post: Callable[[Frame], None],
         settings: DeviceSettings,
         clock: Clock,
+        on_work: Callable[[str, bool], None] = lambda key, is_working: None,
     ) -> None:
+        """`on_work` hears whose load is under way ("": nobody's), and whether it may do something
+        now that no slice stands for: a step, or a thread that builds."""
+        self._on_work = on_work
         self.own = OwnRuns(scheduler, executor, clock)
         self.launch_ns = settings.launch_cost_ns  # at least, while nobody has measured it
         self._profiler = Profiler(self.own, scheduler, settings.scheduler.memory_bytes_max)
@@ -181,8 +185,10 @@ class Loading:
         if not self._condition():
             return
         model, steps = self._active
+        self._on_work(model.frame.model, True)
         try:
             self._condition = next(steps)
+            self._on_work(model.frame.model, not self.own.is_running)
             return
         except StopIteration:
             failed = None
@@ -195,6 +201,7 @@ class Loading:
                 isinstance(error, OutOfDeviceMemory),
             )
         self._active = None
+        self._on_work("", False)
         if failed is not None:
             self._fail(model, failed)
 

@@ -27,6 +27,7 @@ from gpumuxd.device.translate import (
     statistics_frame,
     tenant_changed,
 )
+from gpumuxd.device.watchdog import Watchdog
 from gpumuxd.domain import Lane, Outcome, OutcomeKind, RunReport, Slice
 from gpumuxd.events import DeviceMeasured, PartitionChanged, RequestCancelled
 from gpumuxd.executors.cpu import CpuExecutor
@@ -52,6 +53,7 @@ from gpumuxd.wire.frames import (
     Submit,
     UnloadModel,
 )
+from gpumuxd.wire.in_flight_board import InFlightNotes
 
 COLLECT_TURNS = 20_000
 """Turns between two garbage collections. The collector is off otherwise: it was measured to hold
@@ -69,6 +71,7 @@ class DeviceLoop:
         scheduler: DeviceScheduler,
         executor: CpuExecutor,
         arena: ArenaTensors,
+        notes: InFlightNotes,
         settings: DeviceSettings,
         clock: Clock,
     ) -> None:
@@ -77,7 +80,9 @@ class DeviceLoop:
         self._executor = executor
         self._arena = arena
         self._clock = clock
-        self._loading = Loading(scheduler, executor, mailbox.post, settings, clock)
+        self._notes = notes
+        self._watchdog = Watchdog(settings)
+        self._loading = Loading(scheduler, executor, mailbox.post, settings, clock, notes.load)
         self._recordings = Recordings(scheduler, settings, mailbox.post)
         self._requests: dict[int, Submit] = {}
         self._finished: list[Finished] = []  # of this turn, not yet told
@@ -94,7 +99,8 @@ class DeviceLoop:
         self._scheduler.handle(DeviceMeasured(costs.sync_costs, costs.is_firm), self._clock())
 
     def run(self) -> None:
-        """Turn until everything has ended after Stop. Raises ChannelClosed when the parent goes."""
+        """Turn until everything has ended after Stop. Raises ChannelClosed when the parent goes,
+        SliceOverdue when the device does not come back."""
         try:
             while not self._is_done:
                 self._turn()
@@ -122,11 +128,18 @@ class DeviceLoop:
         # A time that has come: look at what there is, do not sleep.
         until_ns = 0 if self._loading.is_runnable else self._scheduler.next_wakeup_ns()
         completions = self._executor.wait(until_ns)
+        if self._watchdog.is_watching:
+            look_ns = self._watchdog.look_ns
+            until_ns = look_ns if until_ns is None else min(until_ns, look_ns)
         now_ns = self._clock()
         for completion in completions:
             self._loading.own.passed(completion)
+            self._notes.passed(completion.slice_id)
+            self._watchdog.passed(completion.slice_id)
             self._scheduler.handle(completion, now_ns)
         if mail := self._mailbox.collect():
+        if now_ns >= self._watchdog.look_ns:
+            self._watchdog.look(now_ns)
             # A new look at the clock: a request must not arrive before the parent has stamped it.
             now_ns = self._clock()
             for frame, fds in mail:
@@ -236,6 +249,8 @@ class DeviceLoop:
             )
         self._executor.launch(work)
 
+        self._notes.launched(work.slice_id, work.members)  # before it can do any harm
+        self._watchdog.launched(work)
     def _finish(self, command: Finish) -> None:
         request = self._requests.pop(command.request_id, None)
         if request is None:

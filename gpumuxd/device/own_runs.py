@@ -68,6 +68,11 @@ class OwnRuns:
         self._slices: dict[int, Slice] = {}
         self._released: set[str] = set()
 
+    @property
+    def is_running(self) -> bool:
+        """True from the beginning of a run until its steps go on."""
+        return self._run is not None
+
     # What the device loop tells
 
     def launched(self, work: Slice) -> None:

@@ -21,14 +21,16 @@ from gpumuxd.settings import DeviceSettings
 from gpumuxd.wire.arena import ArenaMap
 from gpumuxd.wire.channel import Channel
 from gpumuxd.wire.frames import Start, Started
+from gpumuxd.wire.in_flight_board import InFlightNotes
 from gpumuxd.wire.process import set_timer_slack
 
 TIMER_SLACK_NS = 1
 """A wait of the loop ends when it is due: 12 us late instead of 64 us."""
 
 
-def serve(channel: Channel, start: Start, arena: ArenaMap) -> None:
-    """Serve until Stop or SIGTERM and everything is finished. Raises ChannelClosed."""
+def serve(channel: Channel, start: Start, arena: ArenaMap, notes: InFlightNotes) -> None:
+    """Serve until Stop or SIGTERM and everything is finished. Raises ChannelClosed, or SliceOverdue
+    when the device does not come back."""
     settings = _without_arena(start.settings, arena)
     kind, _, _ = settings.device.partition(":")
     assert kind == "cpu", f"no executor for device {settings.device!r}"
@@ -54,6 +56,7 @@ def serve(channel: Channel, start: Start, arena: ArenaMap) -> None:
         monotonic_ns,
     )
     if costs is not None:
+        notes,
         loop.measured(costs)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     mailbox.post(_started(settings))

@@ -4,10 +4,10 @@ A link starts a child, speaks frames with it and ends once; the next life is a n
 arena (`supervisor.py`). It must not know models beyond their keys, nor why a request was sent.
 
 Invariants. Every `submit` that returns a future resolves it exactly once: with the child's
-`Finished`, or with DeviceLost after the child was reaped. Memory of a request nobody waits for is
-released at the same two moments and never before, since until then a kernel may write there. No
-call blocks: a full channel is QueueFull for requests, and for what must be said (cancels, unloads)
-a list that is sent as soon as there is room.
+`Finished`, or after the child was reaped with RequestLost, that of the culprit with ModelFaulted.
+Memory of a request nobody waits for is released at the same two moments and never before, since
+until then a kernel may write there. No call blocks: a full channel is QueueFull for requests, and
+for what must be said (cancels, unloads) a list that is sent as soon as there is room.
 """
 
 import asyncio
@@ -17,18 +17,29 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpumuxd.clock import Clock
+from gpumuxd.core.placement import Backlog
 from gpumuxd.domain import Bucket
 from gpumuxd.errors import (
     DeviceLost,
     GpumuxdError,
     InvalidModel,
+    ModelFaulted,
     ModelNotReady,
     OutOfDeviceMemory,
     QueueFull,
     WrongMode,
 )
 from gpumuxd.node.api import Tenant
-from gpumuxd.node.child_process import Child, Spawn, device_environment
+from gpumuxd.node.blame import (
+    Blame,
+    Cause,
+    Death,
+    Verdict,
+    cause_of,
+    suspects_of,
+    version_of_key,
+)
+from gpumuxd.node.child_process import Child, Spawn, device_environment, is_stopped
 from gpumuxd.node.limits import Ticket
 from gpumuxd.node.loop_channel import LoopChannel
 from gpumuxd.node.questions import Questions
@@ -42,8 +53,19 @@ from gpumuxd.units import NS_PER_S
 from gpumuxd.wire import frames
 from gpumuxd.wire.arena import Arena
 from gpumuxd.wire.channel import Channel, ChannelClosed, ChannelError, ChannelFull
+from gpumuxd.wire.in_flight_board import InFlightBoard
 
 _T = TypeVar("_T")
+
+Judge = Callable[[Death], Verdict]
+
+
+class RequestLost(DeviceLost):
+    """A device went away under a request. `is_suspect`: the request may be why."""
+
+    def __init__(self, message: str, retry_delay_ns: int | None, is_suspect: bool) -> None:
+        super().__init__(message, retry_delay_ns=retry_delay_ns)
+        self.is_suspect = is_suspect
 
 
 class DeviceLink:
@@ -57,10 +79,13 @@ class DeviceLink:
         clock: Clock,
         spawn: Spawn,
         on_statistics: Callable[["DeviceLink"], None] = lambda link: None,
+        judge: Judge | None = None,
     ) -> None:
         """Starts the child at once; `wait_started` tells when it is up. Raises OSError when there
-        can be no new process. `on_statistics` hears each time `statistics` are new."""
+        can be no new process. `on_statistics` hears each time `statistics` are new; `judge` says
+        who is to blame for an end."""
         self.settings = settings
+        self._judge = Blame().judge if judge is None else judge
         self._on_statistics = on_statistics
         self.statistics: frames.Statistics | None = None
         self.began_ns = clock()
@@ -72,6 +97,7 @@ class DeviceLink:
         self._requests: dict[int, asyncio.Future[frames.Finished]] = {}
         self._abandoned: dict[int, RequestMemory] = {}
         self._loads: dict[str, asyncio.Future[frames.ModelLoaded]] = {}
+        self._keys: dict[int, str] = {}  # the model of each request, also of abandoned ones
         self._unloads: dict[str, asyncio.Future[None]] = {}
         self._statistics_asked: asyncio.Future[None] | None = None
         self._explanations: Questions[frames.Explanation | None] = Questions()
@@ -84,6 +110,7 @@ class DeviceLink:
         self._arena = Arena(settings.arena_bytes)
         channel, peer = Channel.pair()
         self._channel = LoopChannel(channel, self._handle_frame, self._handle_broken)
+        self._board = InFlightBoard()
         try:
             with peer:
                 self._child: Child = spawn(peer, device_environment(settings.threads))
@@ -92,15 +119,13 @@ class DeviceLink:
             self._arena.close()
             raise
         self._kill_reason = ""
+            self._board.close()
         self._loop.add_reader(self._child.fileno(), self._handle_exit)
         with contextlib.suppress(ChannelClosed):  # one that ended at once is told by its pidfd
-            self._channel.send(frames.Start(settings, os.getpid()), [self._arena.fd])
-        for tenant in tenants:
-            self._channel.owe(
-                frames.SetTenant(
-                    tenant.name, tenant.weight, tenant.realtime_per_s, tenant.realtime_burst
-                )
-            )
+        self._kill_cause: Cause | None = None
+            fds = [self._arena.fd, self._board.fd]
+            self._channel.send(frames.Start(settings, os.getpid()), fds)
+        self.set_tenants(tenants)
         self._watcher = self._loop.create_task(self._watch_child(), name=f"watch {settings.device}")
 
     # What callers ask
@@ -160,6 +185,17 @@ class DeviceLink:
 
     def reserve(self, call: CheckedCall, ticket: Ticket) -> RequestMemory:
         """Memory in this device's arena, inputs copied in. Raises QueueFull or DeviceLost."""
+    def set_tenants(self, tenants: Sequence[Tenant]) -> None:
+        """Tell the child of tenants that are new or have changed."""
+        if not self.is_alive:
+            return
+        for tenant in tenants:
+            self._channel.owe(
+                frames.SetTenant(
+                    tenant.name, tenant.weight, tenant.realtime_per_s, tenant.realtime_burst
+                )
+            )
+
         self._check_alive()
         return RequestMemory(self._arena, call, ticket, self._memory_released)
 
@@ -176,6 +212,7 @@ class DeviceLink:
         return future
 
     def abandon(self, request_id: int, memory: RequestMemory) -> None:
+        self._keys[frame.request_id] = frame.model
         """Nobody waits any more: cancel, and release the memory when that is confirmed."""
         if self._requests.pop(request_id, None) is None:
             memory.release()  # it had finished, or its child was reaped
@@ -245,21 +282,22 @@ class DeviceLink:
             self.kill("it did not stop when asked")
             await self.wait_ended()
 
-    def kill(self, reason: str) -> None:
+    def kill(self, reason: str, cause: Cause = Cause.ORDERED) -> None:
         """End the child now. What it owes fails once it is reaped."""
         if self.is_alive:
             self._kill_reason = self._kill_reason or reason
             self._child.kill()
 
     # What the child says
+            self._kill_cause = self._kill_cause or cause
 
     def _handle_broken(self, error: ChannelError) -> None:
         if isinstance(error, ChannelClosed):
             # It is ending, and says by its exit status why; one that does not end is of no use.
             delay_s = self._limits.exit_ns_max / NS_PER_S
-            self._loop.call_later(delay_s, self.kill, "it closed its channel")
+            self._loop.call_later(delay_s, self.kill, "it closed its channel", Cause.NONSENSE)
         else:
-            self.kill(f"it sent what is no frame: {error}")
+            self.kill(f"it sent what is no frame: {error}", Cause.NONSENSE)
 
     def _handle_frame(self, frame: frames.AnyFrame, fds: Sequence[int]) -> None:
         for fd in fds:
@@ -290,7 +328,8 @@ class DeviceLink:
             case frames.ModelReleased(model=model):
                 _resolve(self._unloads.pop(model, None), None)
             case _:
-                self.kill(f"it sent a {type(frame).__name__}, which is the parent's to send")
+                name = type(frame).__name__
+                self.kill(f"it sent a {name}, which is the parent's to send", Cause.NONSENSE)
 
     def _statistics_told(self) -> None:
         """Frames come in order: whatever the parent knew when it asked is older than this."""
@@ -308,8 +347,10 @@ class DeviceLink:
             memory.release()
             return
         future = self._requests.pop(frame.request_id, None)
+        self._keys.pop(frame.request_id, None)
         if future is None:
-            self.kill(f"it finished request {frame.request_id}, which it does not have")
+            number = frame.request_id
+            self.kill(f"it finished request {number}, which it does not have", Cause.NONSENSE)
         elif not future.done():
             future.set_result(frame)
         else:
@@ -327,24 +368,35 @@ class DeviceLink:
         self._watcher.cancel()
         reason = f"{self._kill_reason} ({how})" if self._kill_reason else how
         self._ended.set_result(reason)
-        self._settle(f"device {self.settings.device} was lost: {reason}; retry")
+        self._settle(reason, verdict)
 
-    def _settle(self, message: str) -> None:
+    def _settle(self, reason: str, verdict: Verdict) -> None:
         """Fail all that the child owed. It was reaped, so nothing can touch its memory."""
+        suspects = suspects_of(self._board.read(), self._keys, self._loads)
+        self._board.close()
+        cause = self._kill_cause or cause_of(how)
+        verdict = self._judge(Death(self.settings.device, cause, reason, suspects))
         self._statistics_told()
         self._recording_ended(frames.RecordingEnded(message, 0, 0, is_broken=True))
         self._explanations.fail(DeviceLost(message))
         self.requests_lost = len(self._requests)
         recovery_ns = self.recovery_ns()
-        for request in self._requests.values():
-            _fail(request, DeviceLost(message, retry_delay_ns=recovery_ns))
-        for load in self._loads.values():
-            _fail(load, DeviceLost(message))
+        device = self.settings.device
+        message = f"device {device} was lost: {reason}; retry"
+        blamed = ModelFaulted(f"it ended device {device} ({reason}): {verdict.why}")
+        for number, request in self._requests.items():
+            if number == verdict.culprit:
+                _fail(request, blamed)
+            else:
+                _fail(request, RequestLost(message, recovery_ns, number in verdict.suspects))
+        for key, load in self._loads.items():
+            is_culprit = version_of_key(key) == verdict.culprit
+            _fail(load, blamed if is_culprit else DeviceLost(message))
         _fail(self._started, DeviceLost(message))
         for unload in self._unloads.values():
             _resolve(unload, None)
         abandoned = list(self._abandoned.values())
-        for collection in (self._requests, self._loads, self._unloads, self._abandoned):
+        for collection in (self._requests, self._keys, self._loads, self._unloads, self._abandoned):
             collection.clear()
         for memory in abandoned:
             memory.release()
@@ -388,9 +440,11 @@ class DeviceLink:
                 is_starting=not self._watch.has_turned,
                 is_loading=is_loading,
             ):
-                self.kill(
-                    f"its loop stood still for {self._watch.limit_ns(is_loading) / NS_PER_S} s"
-                )
+                limit_s = self._watch.limit_ns(is_loading) / NS_PER_S
+                if is_stopped(self._child.pid):  # by a debugger, or a signal: no doing of its own
+                    self.kill(f"its process was stopped for {limit_s} s", Cause.OUTSIDE)
+                else:
+                    self.kill(f"its loop stood still for {limit_s} s", Cause.SILENCE)
             elif not self._watch.has_turned and now_ns - self.began_ns > self._limits.start_ns_max:
                 limit_s = self._limits.start_ns_max / NS_PER_S
                 self.kill(

@@ -60,7 +60,7 @@ class Frame(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(Frame, frozen=True):
-    """The first frame; one descriptor beside it: the arena's memfd."""
+    """The first frame; two descriptors beside it: the memfds of the arena and of the board."""
 
     settings: DeviceSettings
     parent_pid: int

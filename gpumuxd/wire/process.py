@@ -24,6 +24,12 @@ SEALS_ALL = SEALS_SIZE | fcntl.F_SEAL_WRITE
 """Nothing can change it any more, not even its writer."""
 
 
+EXIT_PARENT_GONE = 3
+EXIT_BUG = 70
+EXIT_WATCHDOG = 71
+"""How a device child ends that was not told to stop (`device/main.py`)."""
+
+
 class ParentGone(Exception):
     """The parent died before the child could ask to die with it."""
 

@@ -39,6 +39,7 @@ from gpumuxd.wire.frames import (
     Submit,
     UnloadModel,
 )
+from gpumuxd.wire.in_flight_board import InFlightBoard
 
 WAIT_S = 60.0
 
@@ -73,6 +74,7 @@ class DeviceChild:
 
     def __init__(self, settings: DeviceSettings = SETTINGS, parent_pid: int | None = None) -> None:
         self.arena = Arena(settings.arena_bytes)
+        self.board = InFlightBoard()
         self.channel, peer = Channel.pair()
         with peer:
             self.process = subprocess.Popen(
@@ -84,7 +86,8 @@ class DeviceChild:
         self._request_ids = itertools.count(1)
         self._specs: dict[str, ModelSpec] = {}
         self.frames: list[AnyFrame] = []
-        self.channel.send(Start(settings, parent_pid or os.getpid()), [self.arena.fd])
+        fds = [self.arena.fd, self.board.fd]
+        self.channel.send(Start(settings, parent_pid or os.getpid()), fds)
 
     def __enter__(self) -> "DeviceChild":
         return self
@@ -97,6 +100,7 @@ class DeviceChild:
     ) -> None:
         self.channel.close()
         self.arena.close()
+        self.board.close()
         if self.process.poll() is None:
             self.process.kill()
         _, errors = self.process.communicate(timeout=WAIT_S)

@@ -22,6 +22,7 @@ from gpumuxd.node.tenants import DEFAULT_TENANT
 from gpumuxd.wire import frames
 from gpumuxd.wire.arena import ArenaMap
 from gpumuxd.wire.channel import Channel, ChannelClosed
+from gpumuxd.wire.in_flight_board import InFlightNotes
 from gpumuxd.wire.process import sealed_memfd
 
 F = TypeVar("F", bound=frames.Frame)
@@ -80,6 +81,7 @@ class FakeLife(FakeChild):
         self.seen: list[frames.AnyFrame] = []
         self.turns = 0
         self.arena: ArenaMap | None = None
+        self.notes: InFlightNotes | None = None
         self._changed = asyncio.Event()
         self._channel = Channel(peer.dup())
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
@@ -90,6 +92,8 @@ class FakeLife(FakeChild):
             self._channel.close()
             if self.arena is not None:
                 self.arena.close()
+            if self.notes is not None:
+                self.notes.close()
         super().end(how)
 
     def send(self, frame: frames.Frame) -> None:
@@ -112,6 +116,17 @@ class FakeLife(FakeChild):
             self.arena.buffer[block.offset : block.offset + len(data)] = data
         blocks = submit.outputs if outcome is COMPLETED else ()
         self.send(frames.Finished(request_id, outcome, report, blocks))
+
+    def launch(self, *request_ids: int) -> None:
+        """Note each of these as in flight, as a loop does that launches a slice of it."""
+        assert self.notes is not None
+        for number in request_ids:
+            self.notes.launched(number, (number,))
+
+    def work_on(self, load: frames.LoadModel) -> None:
+        """Note that this load is at work."""
+        assert self.notes is not None
+        self.notes.load(load.model, True)
 
     def input(self, submit: frames.Submit, index: int = 0) -> bytes:
         assert self.arena is not None
@@ -140,7 +155,7 @@ class FakeLife(FakeChild):
         self.seen.append(frame)
         self._changed.set()
         if isinstance(frame, frames.Start):
-            self.arena = ArenaMap(fds.pop())
+            self.arena, self.notes = ArenaMap(fds.pop(0)), InFlightNotes(fds.pop(0))
         for fd in fds:
             os.close(fd)
         self.plan.respond(self, frame)

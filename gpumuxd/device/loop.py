@@ -127,19 +127,19 @@ class DeviceLoop:
         self._turns += 1
         # A time that has come: look at what there is, do not sleep.
         until_ns = 0 if self._loading.is_runnable else self._scheduler.next_wakeup_ns()
-        completions = self._executor.wait(until_ns)
         if self._watchdog.is_watching:
             look_ns = self._watchdog.look_ns
             until_ns = look_ns if until_ns is None else min(until_ns, look_ns)
+        completions = self._executor.wait(until_ns)
         now_ns = self._clock()
         for completion in completions:
-            self._loading.own.passed(completion)
             self._notes.passed(completion.slice_id)
             self._watchdog.passed(completion.slice_id)
+            self._loading.own.passed(completion)
             self._scheduler.handle(completion, now_ns)
-        if mail := self._mailbox.collect():
         if now_ns >= self._watchdog.look_ns:
             self._watchdog.look(now_ns)
+        if mail := self._mailbox.collect():
             # A new look at the clock: a request must not arrive before the parent has stamped it.
             now_ns = self._clock()
             for frame, fds in mail:
@@ -247,10 +247,10 @@ class DeviceLoop:
                 [self._arena.tensor(block) for block in request.inputs],
                 [self._arena.tensor(block) for block in request.outputs],
             )
-        self._executor.launch(work)
-
         self._notes.launched(work.slice_id, work.members)  # before it can do any harm
         self._watchdog.launched(work)
+        self._executor.launch(work)
+
     def _finish(self, command: Finish) -> None:
         request = self._requests.pop(command.request_id, None)
         if request is None:

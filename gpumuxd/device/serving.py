@@ -52,11 +52,11 @@ def serve(channel: Channel, start: Start, arena: ArenaMap, notes: InFlightNotes)
         DeviceScheduler(settings.scheduler),
         executor,
         ArenaTensors(arena),
+        notes,
         settings,
         monotonic_ns,
     )
     if costs is not None:
-        notes,
         loop.measured(costs)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     mailbox.post(_started(settings))

@@ -139,8 +139,6 @@ SPAWN_DEVICE = spawn_module("gpumuxd.device")
 SPAWN_STARTER = spawn_module("gpumuxd.loader", is_background=True)
 
 
-def device_environment(threads: int) -> dict[str, str]:
-    """What a device child inherits: all but what is meant for the daemon itself."""
 def is_stopped(pid: int) -> bool:
     """Does this process stand still because of a signal or a debugger?"""
     try:
@@ -150,6 +148,8 @@ def is_stopped(pid: int) -> bool:
     return text.rpartition(")")[2].split()[0] in ("T", "t")
 
 
+def device_environment(threads: int) -> dict[str, str]:
+    """What a device child inherits: all but what is meant for the daemon itself."""
     environment = {key: value for key, value in os.environ.items() if key not in _DAEMON_ONLY}
     environment["PYTHONPATH"] = _python_path()
     # Thread pools of the maths libraries are sized when they are imported.

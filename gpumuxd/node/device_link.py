@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpumuxd.clock import Clock
-from gpumuxd.core.placement import Backlog
 from gpumuxd.domain import Bucket
 from gpumuxd.errors import (
     DeviceLost,
@@ -95,9 +94,9 @@ class DeviceLink:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._requests: dict[int, asyncio.Future[frames.Finished]] = {}
+        self._keys: dict[int, str] = {}  # the model of each request, also of abandoned ones
         self._abandoned: dict[int, RequestMemory] = {}
         self._loads: dict[str, asyncio.Future[frames.ModelLoaded]] = {}
-        self._keys: dict[int, str] = {}  # the model of each request, also of abandoned ones
         self._unloads: dict[str, asyncio.Future[None]] = {}
         self._statistics_asked: asyncio.Future[None] | None = None
         self._explanations: Questions[frames.Explanation | None] = Questions()
@@ -108,21 +107,21 @@ class DeviceLink:
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._watch = SilenceWatch(limits, self.began_ns)
         self._arena = Arena(settings.arena_bytes)
+        self._board = InFlightBoard()
         channel, peer = Channel.pair()
         self._channel = LoopChannel(channel, self._handle_frame, self._handle_broken)
-        self._board = InFlightBoard()
         try:
             with peer:
                 self._child: Child = spawn(peer, device_environment(settings.threads))
         except OSError:
             self._channel.close()
             self._arena.close()
+            self._board.close()
             raise
         self._kill_reason = ""
-            self._board.close()
+        self._kill_cause: Cause | None = None
         self._loop.add_reader(self._child.fileno(), self._handle_exit)
         with contextlib.suppress(ChannelClosed):  # one that ended at once is told by its pidfd
-        self._kill_cause: Cause | None = None
             fds = [self._arena.fd, self._board.fd]
             self._channel.send(frames.Start(settings, os.getpid()), fds)
         self.set_tenants(tenants)
@@ -183,8 +182,6 @@ class DeviceLink:
             device = self.settings.device
             raise ModelNotReady(f"device {device} did not answer in {limit_s} s; retry") from None
 
-    def reserve(self, call: CheckedCall, ticket: Ticket) -> RequestMemory:
-        """Memory in this device's arena, inputs copied in. Raises QueueFull or DeviceLost."""
     def set_tenants(self, tenants: Sequence[Tenant]) -> None:
         """Tell the child of tenants that are new or have changed."""
         if not self.is_alive:
@@ -196,6 +193,8 @@ class DeviceLink:
                 )
             )
 
+    def reserve(self, call: CheckedCall, ticket: Ticket) -> RequestMemory:
+        """Memory in this device's arena, inputs copied in. Raises QueueFull or DeviceLost."""
         self._check_alive()
         return RequestMemory(self._arena, call, ticket, self._memory_released)
 
@@ -209,10 +208,10 @@ class DeviceLink:
         self._send_now(frame)
         future: asyncio.Future[frames.Finished] = self._loop.create_future()
         self._requests[frame.request_id] = future
+        self._keys[frame.request_id] = frame.model
         return future
 
     def abandon(self, request_id: int, memory: RequestMemory) -> None:
-        self._keys[frame.request_id] = frame.model
         """Nobody waits any more: cancel, and release the memory when that is confirmed."""
         if self._requests.pop(request_id, None) is None:
             memory.release()  # it had finished, or its child was reaped
@@ -286,10 +285,10 @@ class DeviceLink:
         """End the child now. What it owes fails once it is reaped."""
         if self.is_alive:
             self._kill_reason = self._kill_reason or reason
+            self._kill_cause = self._kill_cause or cause
             self._child.kill()
 
     # What the child says
-            self._kill_cause = self._kill_cause or cause
 
     def _handle_broken(self, error: ChannelError) -> None:
         if isinstance(error, ChannelClosed):
@@ -342,12 +341,12 @@ class DeviceLink:
             recording.end(frame)
 
     def _handle_finished(self, frame: frames.Finished) -> None:
+        self._keys.pop(frame.request_id, None)
         memory = self._abandoned.pop(frame.request_id, None)
         if memory is not None:
             memory.release()
             return
         future = self._requests.pop(frame.request_id, None)
-        self._keys.pop(frame.request_id, None)
         if future is None:
             number = frame.request_id
             self.kill(f"it finished request {number}, which it does not have", Cause.NONSENSE)
@@ -367,23 +366,23 @@ class DeviceLink:
         self._channel.close()
         self._watcher.cancel()
         reason = f"{self._kill_reason} ({how})" if self._kill_reason else how
+        suspects = suspects_of(self._board.read(), self._keys, self._loads)
+        self._board.close()
+        cause = self._kill_cause or cause_of(how)
+        verdict = self._judge(Death(self.settings.device, cause, reason, suspects))
         self._ended.set_result(reason)
         self._settle(reason, verdict)
 
     def _settle(self, reason: str, verdict: Verdict) -> None:
         """Fail all that the child owed. It was reaped, so nothing can touch its memory."""
-        suspects = suspects_of(self._board.read(), self._keys, self._loads)
-        self._board.close()
-        cause = self._kill_cause or cause_of(how)
-        verdict = self._judge(Death(self.settings.device, cause, reason, suspects))
+        device = self.settings.device
+        message = f"device {device} was lost: {reason}; retry"
+        blamed = ModelFaulted(f"it ended device {device} ({reason}): {verdict.why}")
         self._statistics_told()
         self._recording_ended(frames.RecordingEnded(message, 0, 0, is_broken=True))
         self._explanations.fail(DeviceLost(message))
         self.requests_lost = len(self._requests)
         recovery_ns = self.recovery_ns()
-        device = self.settings.device
-        message = f"device {device} was lost: {reason}; retry"
-        blamed = ModelFaulted(f"it ended device {device} ({reason}): {verdict.why}")
         for number, request in self._requests.items():
             if number == verdict.culprit:
                 _fail(request, blamed)

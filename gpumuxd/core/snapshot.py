@@ -10,6 +10,7 @@ from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
 from gpumuxd.core.slicing import UNBOUNDED, Bounds
 from gpumuxd.core.statistics import BucketEstimate, DeviceStatistics, ModelStatistics
+from gpumuxd.domain import PriorityClass
 
 
 class Counters:
@@ -74,12 +75,26 @@ def snapshot(
         bound_origin=bounds.origin,
         laxity_ns=decides.laxity_ns if decides is not None else None,
         laxity_model=decides.model if decides is not None else "",
+        backlog_ns=_backlog_ns(lanes),
         round_trip_ns=first.round_trip_ns if first is not None else 0,
         rescales=estimator.rescales,
         best_effort_grants=share.grants if share is not None else 0,
         best_effort_granted_ns=share.granted_ns if share is not None else 0,
         blocked=tuple(counters.blocked_by_reason().items()),
     )
+
+
+def _backlog_ns(lanes: Lanes) -> tuple[int, ...]:
+    """Of all lanes. The sums are kept anyway; the few cursors that are started are brought up to
+    date, as at an arrival."""
+    backlog_ns = [0] * len(PriorityClass)
+    for lane in lanes.in_order:
+        lane.run_queue.settle()
+        for rank, work_ns in enumerate(lane.run_queue.backlog_ns):
+            backlog_ns[rank] += work_ns
+        for flight in lane.launch_queue.flights:
+            backlog_ns[PriorityClass.REALTIME] += flight.predicted_ns
+    return tuple(backlog_ns)
 
 
 def _model_statistics(model: Model) -> ModelStatistics:

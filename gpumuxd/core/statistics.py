@@ -53,6 +53,8 @@ class DeviceStatistics:
     window       of the compute lane
     best_effort_grants  slices that went ahead of higher classes for `best_effort_share_min`, with
                  the device time of those that have passed
+    backlog_ns   predicted device time of all that is not launched yet, by class, the lowest first;
+                 what is in flight is ahead of everybody and counts as the highest
     blocked      how often each reason kept a lane from launching
     """
 
@@ -78,3 +80,4 @@ class DeviceStatistics:
     best_effort_granted_ns: int = 0
     laxity_ns: int | None = None
     laxity_model: str = ""
+    backlog_ns: tuple[int, ...] = ()

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpumuxd.core.placement import Policy
 from gpumuxd.daemon.access import parse_listeners, parse_tenants
 from gpumuxd.daemon.toml_table import TomlTable
 from gpumuxd.errors import ConfigError, InvalidRequest
@@ -97,6 +98,11 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
     )
     node.finish()
     settings = _parse_repository(root.take_table("repository"), state_dir, settings)
+    placement = root.take_table("placement")
+    settings = replace(
+        settings, placement=placement.take_enum("policy", settings.placement, Policy)
+    )
+    placement.finish()
     devices = _parse_devices(root, state_dir, environment)
     tenants, sockets = parse_tenants(root.take_table("tenants"))
     listen = root.take_table("listen")

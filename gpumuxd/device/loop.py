@@ -87,6 +87,7 @@ class DeviceLoop:
         self._requests: dict[int, Submit] = {}
         self._finished: list[Finished] = []  # of this turn, not yet told
         self._turns = 0
+        self._submits = 0
         self._collect_at = COLLECT_TURNS
         self._is_stop_asked = False
         self._is_stopping = False
@@ -165,13 +166,14 @@ class DeviceLoop:
     def _handle_frame(self, frame: AnyFrame, fds: list[int], now_ns: int) -> None:
         match frame:
             case Submit():
+                self._submits += 1
                 self._handle_submit(frame, now_ns)
             case Cancel(request_id=request_id):
                 self._scheduler.handle(RequestCancelled(request_id), now_ns)
             case Ping(count=count):
                 self._mailbox.post(Pong(count, self._turns))
             case AskStatistics():
-                self._mailbox.post(statistics_frame(self._scheduler.statistics()))
+                self._mailbox.post(statistics_frame(self._scheduler.statistics(), self._submits))
             case AskExplanation():
                 self._explain(frame)
             case SetTenant():

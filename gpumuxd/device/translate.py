@@ -49,8 +49,9 @@ def tenant_changed(frame: SetTenant) -> TenantChanged:
     )
 
 
-def statistics_frame(snapshot: DeviceStatistics) -> Statistics:
-    """What the parent is told; programs that are only measured are nobody's models."""
+def statistics_frame(snapshot: DeviceStatistics, submits: int = 0) -> Statistics:
+    """What the parent is told after so many of its requests; programs that are only measured are
+    nobody's models."""
     models = [model for model in snapshot.models if INTERNAL_MARK not in model.model]
     bound_origin, bound_model = _origin(snapshot.bound_origin)
     return Statistics(
@@ -77,6 +78,8 @@ def statistics_frame(snapshot: DeviceStatistics) -> Statistics:
         bound_model=bound_model,
         laxity_ns=snapshot.laxity_ns,
         laxity_model=snapshot.laxity_model,
+        backlog_ns=snapshot.backlog_ns,
+        submits=submits,
     )
 
 

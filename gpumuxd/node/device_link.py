@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpumuxd.clock import Clock
+from gpumuxd.core.placement import Backlog
 from gpumuxd.domain import Bucket
 from gpumuxd.errors import (
     DeviceLost,
@@ -87,6 +88,8 @@ class DeviceLink:
         self._judge = Blame().judge if judge is None else judge
         self._on_statistics = on_statistics
         self.statistics: frames.Statistics | None = None
+        self.backlog = Backlog()
+        self.submits = 0  # requests that were sent
         self.began_ns = clock()
         self.requests_lost = 0
         self.recovery_ns: Callable[[], int | None] = lambda: None  # its supervisor knows
@@ -206,6 +209,7 @@ class DeviceLink:
         self._check_alive()
         assert frame.request_id not in self._requests
         self._send_now(frame)
+        self.submits += 1
         future: asyncio.Future[frames.Finished] = self._loop.create_future()
         self._requests[frame.request_id] = future
         self._keys[frame.request_id] = frame.model
@@ -310,6 +314,8 @@ class DeviceLink:
                 self._watch.heard_pong(turns, self._clock())
             case frames.Statistics():
                 self.statistics = frame
+                busy_ns, now_ns = frame.device_busy_ns, self._clock()
+                self.backlog.told(frame.backlog_ns, frame.submits, busy_ns, now_ns)
                 self._statistics_told()
                 self._on_statistics(self)
             case frames.Explained(ask_id=number, explanation=explanation):

@@ -67,6 +67,10 @@ class LoadedArtifact:
     def fds(self) -> tuple[int, int]:
         return self.plan_fd, self.weights_fd
 
+    @property
+    def weights_bytes(self) -> int:
+        return os.fstat(self.weights_fd).st_size
+
     def again(self) -> "LoadedArtifact":
         """The same memory for another owner, who closes it by itself."""
         plan_fd = os.dup(self.plan_fd)

@@ -8,11 +8,12 @@ the entry stays READY with the replicas that serve, and swaps them when the new 
 Invariant: all replicas of an entry are of the same bits and the same manifest.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpumuxd.domain import PriorityClass
+from gpumuxd.domain import Bucket, PriorityClass
 from gpumuxd.models.listing import ModelVersion
 from gpumuxd.models.manifest import Manifest
 from gpumuxd.node.api import IndexEntry, ModelState, Tenant
@@ -64,6 +65,21 @@ class Replica:
     @property
     def is_alive(self) -> bool:
         return self.link.is_alive
+
+    def run_ns(self, bucket: Bucket | None = None) -> int:
+        """As measured when it was loaded: of this bucket or else the next larger one that was
+        measured, without one the longest. 0: nothing was measured."""
+        runs = self.loaded.run_ns
+        if bucket is not None:
+            larger = [ns for sizes, ns in runs if all(map(operator.le, bucket, sizes))]
+            if larger:
+                return min(larger)
+        return max((ns for _, ns in runs), default=0)
+
+    def expect(self, bucket: Bucket, priority_class: PriorityClass, now_ns: int) -> None:
+        """A request is about to be sent to its device."""
+        number = self.link.submits + 1
+        self.link.backlog.sent(number, priority_class, self.run_ns(bucket), now_ns)
 
     def is_of(self, found: ModelVersion) -> bool:
         """Is this what loading that version would give?"""

@@ -19,6 +19,7 @@ import structlog
 
 import gpumuxd
 from gpumuxd.clock import Clock, monotonic_ns
+from gpumuxd.core.placement import Placement
 from gpumuxd.errors import (
     DeadlineInfeasible,
     DeviceLost,
@@ -115,6 +116,8 @@ class Node:
             self.tenants,
             self._links,
             self._journal,
+            Placement(settings.placement),
+            clock,
         )
         self.polling = (
             Polling(self._registry.catalogue, self._registry.loads, settings.poll_ns)
@@ -255,7 +258,7 @@ class Node:
         input_bytes = sum([tensor.size_bytes for tensor in call.inputs])
         ticket = self._limits.admit(call.tenant, input_bytes)
         try:
-            replica = self._registry.replica(call.tenant, call.model, call.version)
+            replica = self._registry.replica(call.tenant, call.model, call.version, call.priority)
             if replica is None:
                 await self._registry.raise_absence(call.tenant, call.model, call.version)
             fit, frame, memory = self._prepare(call, replica, ticket)
@@ -281,6 +284,7 @@ class Node:
             )
         ticket.add_bytes(fit.output_bytes)
         memory = replica.link.reserve(checked, ticket)
+        replica.expect(fit.bucket, priority_class, self._clock())
         frame = frames.Submit(
             request_id=next(self._request_ids),
             tenant=call.tenant.name,

@@ -10,10 +10,11 @@ Invariant: a replica owns its copy of the artifact; what is read here is closed 
 """
 
 import itertools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from gpumuxd.core.placement import Placement, Room
 from gpumuxd.errors import (
     DeviceLost,
     Draining,
@@ -50,14 +51,16 @@ class Placing:
         loading: Loading,
         tenants: TenantDirectory,
         links: Callable[[], Mapping[str, DeviceLink | None]],
+        placement: Placement,
     ) -> None:
+        self._placement = placement
         self._table = table
         self._loading = loading
         self._tenants = tenants
         self._links = links
         self.drained: set[str] = set()
         """Devices that take no models."""
-        self._under_way: Counter[str] = Counter()
+        self._under_way: defaultdict[str, list[int]] = defaultdict(list)  # bytes of weights
         self._numbers = itertools.count(1)
 
     async def make(self, entry: VersionEntry, found: ModelVersion) -> Made:
@@ -96,7 +99,7 @@ class Placing:
         try:
             while len(held) + len(made) < wanted:
                 left = [d for d in allowed if d not in held and d not in made and d not in errors]
-                link = self._choose(left)
+                link = self._choose(left, artifact.weights_bytes)
                 if link is None:
                     break
                 try:
@@ -139,12 +142,27 @@ class Placing:
                 )
         return manifest.device
 
-    def _choose(self, devices: Sequence[str]) -> DeviceLink | None:
-        """Of these the one with the fewest models; None where none takes any."""
+    def _choose(self, devices: Sequence[str], weights_bytes: int) -> DeviceLink | None:
+        """One of these by the placement policy; None where none takes models."""
         links = self._links()
         up = [link for name in devices if (link := links[name]) and name not in self.drained]
-        counts = self._under_way + Counter(d for entry in self._table for d in entry.replicas)
-        return min(up, key=lambda link: counts[link.settings.device], default=None)
+        if not up:
+            return None
+        return up[self._placement.device([self._room(link) for link in up], weights_bytes)]
+
+    def _room(self, link: DeviceLink) -> Room:
+        """What a device has left, and what it carries or is about to carry."""
+        device = link.settings.device
+        here = [r for entry in self._table if (r := entry.replicas.get(device)) is not None]
+        under_way = self._under_way[device]
+        used = 0 if link.statistics is None else link.statistics.memory_bytes
+        limit = link.settings.scheduler.memory_bytes_max - link.settings.arena_bytes
+        return Room(
+            free_bytes=limit - used - sum(under_way),
+            busy_ppm=link.backlog.busy_ppm,
+            weights_bytes=sum(r.loaded.weights_bytes for r in here) + sum(under_way),
+            models=len(here) + len(under_way),
+        )
 
     def _why_closed(self, device: str) -> str:
         """Why it takes no models; "" if it does."""
@@ -182,11 +200,12 @@ class Placing:
             slo_ns=manifest.slo_ns,
             tenant=permitted[0] if permitted is not None and len(permitted) == 1 else "",
         )
-        self._under_way[device] += 1
+        weights_bytes = artifact.weights_bytes
+        self._under_way[device].append(weights_bytes)
         try:
             loaded = await link.load(frame, artifact.fds)
         finally:
-            self._under_way[device] -= 1
+            self._under_way[device].remove(weights_bytes)
         if why := why_wrong_loaded(artifact.spec, loaded):
             link.kill(f"it loaded {frame.model!r} with {why}")
             raise DeviceLost(f"device {device} was lost; retry")

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+from gpumuxd.clock import Clock
+from gpumuxd.core.placement import Placement
+from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import (
     InvalidModel,
     InvalidRequest,
@@ -52,12 +55,16 @@ class Registry:
         tenants: TenantDirectory,
         links: Callable[[], Mapping[str, DeviceLink | None]],
         journal: Journal,
+        placement: Placement,
+        clock: Clock,
     ) -> None:
         """`links` tells the link of each configured device, None where it is not up."""
+        self._placement = placement
+        self._clock = clock
         self.catalogue = Catalogue(repositories)
         self._table = ModelTable()
         self._journal = journal
-        placing = Placing(self._table, loading, tenants, links)
+        placing = Placing(self._table, loading, tenants, links, placement)
         self.loads = Loads(self.catalogue, self._table, placing, journal)
         self.recovery = Recovery(self._table, placing, self.loads.locks)
         self.bound_watch = BoundWatch(self._table)
@@ -83,17 +90,31 @@ class Registry:
         newest = next(iter(self._table.versions(name)), None)
         return newest.reason if newest is not None else self.failures.get(name, "")
 
-    def replica(self, tenant: Tenant, name: str, version: str) -> Replica | None:
-        """What serves this model now; None: nothing does that the tenant may see, and
-        `raise_absence` tells why. Touches no disk. Raises InvalidRequest or PermissionDenied."""
-        replica = self._visible_replica(tenant, name, version_number(version) if version else None)
-        if replica is None:
+    def replica(self, tenant: Tenant, name: str, version: str, priority: int = 0) -> Replica | None:
+        """What serves a request of this model and priority best now; None: nothing does that the
+        tenant may see, and `raise_absence` tells why. Touches no disk. Raises InvalidRequest or
+        PermissionDenied."""
+        entry = self._visible_entry(tenant, name, version_number(version) if version else None)
+        if entry is None:
             return None
+        replica = self._best(entry, tenant, priority)
         permitted = replica.manifest.tenants
         if permitted is not None and tenant.name not in permitted:
             # An admin sees and loads it; running it would break the class it was loaded for.
             raise PermissionDenied(f"model {name!r} is not for tenant {tenant.name!r} to run")
         return replica
+
+    def _best(self, entry: VersionEntry, tenant: Tenant, priority: int) -> Replica:
+        """Of the replicas whose devices are up, by the placement policy."""
+        alive = entry.alive or list(entry.replicas.values())
+        if len(alive) == 1:
+            return alive[0]
+        wire = priority if priority > 0 else tenant.priority_default
+        priority_class = min(PriorityClass.from_wire(wire), alive[0].class_max)
+        candidates = [(each.link.backlog, each.run_ns()) for each in alive]
+        return alive[
+            self._placement.replica(entry.label, candidates, priority_class, self._clock())
+        ]
 
     async def raise_absence(self, tenant: Tenant, name: str, version: str) -> NoReturn:
         """Say why nothing serves this model: UnknownModel, ModelNotReady or InvalidModel."""
@@ -245,11 +266,15 @@ class Registry:
             if entry.is_ready and entry.replica and may_see(entry.replica.manifest, tenant):
                 yield entry
 
-    def _visible_replica(self, tenant: Tenant, name: str, number: int | None) -> Replica | None:
+    def _visible_entry(self, tenant: Tenant, name: str, number: int | None) -> VersionEntry | None:
         for entry in self._visible_serving(tenant, name):
             if number in (None, entry.version):
-                return entry.replica
+                return entry
         return None
+
+    def _visible_replica(self, tenant: Tenant, name: str, number: int | None) -> Replica | None:
+        entry = self._visible_entry(tenant, name, number)
+        return None if entry is None else entry.replica
 
     def _loaded(self, name: str) -> dict[int, Replica]:
         """Newest first. Makes no entries for what is not there."""

@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpumuxd.core.placement import Policy
 from gpumuxd.node.api import Tenant
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.units import GIB, MIB, NS_PER_MS, NS_PER_S
@@ -114,6 +115,7 @@ class NodeSettings:
     """Where the models that clients asked for are kept between runs; None: nowhere."""
 
     devices: tuple[DeviceSettings, ...] = (DeviceSettings(),)
+    placement: Policy = Policy.LEAST_PREDICTED_FINISH
     tenants: tuple[TenantSettings, ...] = ()
     startup_models: tuple[str, ...] = ()
     link: LinkSettings = field(default_factory=LinkSettings)

@@ -255,7 +255,8 @@ class Statistics(Frame, frozen=True):
     `bound_origin` names what gave `bound_ns`: `laxity`, and then `bound_model` is the key of the
     model with that SLO; or the setting that did; or why there is no bound. `best_effort_grants` are
     slices that went ahead of higher classes for `best_effort_share_min`. A model with a group
-    longer than `laxity_ns`, which is that of `laxity_model`, keeps no bound.
+    longer than `laxity_ns`, which is that of `laxity_model`, keeps no bound. `backlog_ns` is what
+    is predicted to be left, by class; it knows of the first `submits` requests that were sent.
     """
 
     queued: Count
@@ -278,6 +279,8 @@ class Statistics(Frame, frozen=True):
     best_effort_granted_ns: Count = 0
     laxity_ns: SignedNs | None = None
     laxity_model: str = ""
+    backlog_ns: Sizes = ()
+    submits: Count = 0
 
 
 class RecordingEnded(Frame, frozen=True):

@@ -19,7 +19,15 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "systemd" / "gpumuxd.toml"
 ENVIRONMENT = {"STATE_DIRECTORY": "/state"}
 
-TABLES = ("[node]", "[repository]", "[listen]", "[[device]]", "[scheduler]", "[tenants.NAME]")
+TABLES = (
+    "[node]",
+    "[repository]",
+    "[listen]",
+    "[[device]]",
+    "[placement]",
+    "[scheduler]",
+    "[tenants.NAME]",
+)
 SECRET = {"[tenants.NAME]": "socket = '/run/x.sock'"}
 """What a table needs to be taken at all."""
 

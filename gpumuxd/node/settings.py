@@ -64,6 +64,11 @@ class RestartSettings:
     healthy_ns: int = 60 * NS_PER_S
     """A child that lived this long starts the delays from the first one again."""
 
+    served_ns: int = 250 * NS_PER_MS
+    """So does a device child that served this long with all its models: the delays are for one that
+    does not come up or falls at once. What ends it in the middle of its work are runs of models,
+    and those are counted by model."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderSettings:

@@ -42,6 +42,7 @@ class DeviceSupervisor:
         self.restarts = 0
         self.lost_reason = ""
         self._clock = clock
+        self._restart = restart
         self._backoff = Backoff(restart)
         self._make_link = make_link
         self._on_started = on_started
@@ -51,6 +52,7 @@ class DeviceSupervisor:
         self._task: asyncio.Task[None] | None = None
         self._is_ending = False
         self._began_ns = 0
+        self._ready_ns: int | None = None  # since when this life serves all it should
         self._start_ns = 0  # what the last start took, until everything was loaded again
         self._first_start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -125,7 +127,7 @@ class DeviceSupervisor:
                     "device_not_started", device=self.settings.device, reason=self.lost_reason
                 )
                 return
-            delay_ns = self._backoff.delay_ns(self._clock() - self._began_ns)
+            delay_ns = self._backoff.delay_ns(self._lived_ns())
             _log.warning(
                 "device_lost",
                 device=self.settings.device,
@@ -140,6 +142,7 @@ class DeviceSupervisor:
     async def _live_once(self) -> None:
         """One child, from start to end."""
         self._began_ns = self._clock()
+        self._ready_ns = None
         self._started = None
         try:
             link = self._link = self._make_link(self.settings)
@@ -163,7 +166,8 @@ class DeviceSupervisor:
             )
             await self._on_started(link)
             if link.is_alive:
-                self._start_ns = self._clock() - self._began_ns
+                self._ready_ns = self._clock()
+                self._start_ns = self._ready_ns - self._began_ns
                 self._change("ready")
             if not self._first_start.done():
                 self._first_start.set_result(None)
@@ -175,7 +179,13 @@ class DeviceSupervisor:
         last. None when nothing is started again."""
         if self._is_ending:
             return None
-        return self._backoff.next_ns(self._clock() - self._began_ns) + self._start_ns
+        return self._backoff.next_ns(self._lived_ns()) + self._start_ns
+
+    def _lived_ns(self) -> int:
+        """As the delays count it: to have served for a while is to have lived long."""
+        now_ns, restart = self._clock(), self._restart
+        has_served = self._ready_ns is not None and now_ns - self._ready_ns >= restart.served_ns
+        return restart.healthy_ns if has_served else now_ns - self._began_ns
 
     def _fail_first_start(self, reason: str) -> None:
         if not self._first_start.done():

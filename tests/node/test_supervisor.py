@@ -97,3 +97,35 @@ async def test_a_bug_in_the_first_life_fails_the_start() -> None:
     with pytest.raises(Bug):
         await supervisor.start()
     await supervisor.stop()
+
+
+async def test_a_device_that_served_a_while_is_started_again_as_soon_as_ever() -> None:
+    device, links, now = FakeDevice(), list[DeviceLink](), [0]
+    ready = asyncio.Queue[str]()
+
+    async def started(link: DeviceLink) -> None:
+        links.append(link)
+
+    def changed(supervisor: DeviceSupervisor) -> None:
+        if supervisor.state == "ready":
+            ready.put_nowait(supervisor.state)
+
+    supervisor = DeviceSupervisor(
+        SETTINGS,
+        RestartSettings(delay_ns_first=1, served_ns=100),
+        lambda: now[0],
+        lambda settings: DeviceLink(settings, LinkSettings(), (), monotonic_ns, device.spawn),
+        started,
+        changed,
+    )
+    await supervisor.start()
+    await ready.get()
+    device.life.end("signal SIGKILL")
+    async with asyncio.timeout(WAIT_S):
+        await ready.get()
+    assert links[1].recovery_ns() == 2, "the one before fell at once"
+    now[0] += 99
+    assert links[1].recovery_ns() == 2
+    now[0] += 1
+    assert links[1].recovery_ns() == 1
+    await supervisor.stop()

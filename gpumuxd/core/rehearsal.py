@@ -29,12 +29,14 @@ class Rehearsal(NamedTuple):
     window               the most slices in flight
     preempt_ns           the most predicted time in flight
     preempt_expected_ns  what of that is left at a random moment, on average
+    behind_ns            what is in flight behind each slice as it ends, while more is to come
     """
 
     ends: tuple[int, ...]
     window: int
     preempt_ns: int
     preempt_expected_ns: int
+    behind_ns: tuple[int, ...] = ()
 
 
 def rehearse(
@@ -54,6 +56,7 @@ def rehearse(
     cursor = Cursor(0, CursorKind.INFER, model.key, bucket, (), tenant, priority_class, 0, 0, None)
     cursor.admit(model, table)
     ends: list[int] = []
+    behind_ns: list[int] = []
     window = preempt_ns = left_ns = 0
     while cursor.next_group < cursor.group_count or lane.flights:
         while cursor.next_group < cursor.group_count and len(lane.flights) < lane.window:
@@ -82,7 +85,10 @@ def rehearse(
         # A moment while the head runs finds half of it on average, and all that is behind it.
         left_ns += head.predicted_ns * (2 * in_flight_ns - head.predicted_ns)
         lane.failed(head, 0)  # it passes, and nothing is learnt of it
-    return Rehearsal(tuple(ends), window, preempt_ns, left_ns // (2 * table.prefix[-1]))
+        if cursor.next_group < cursor.group_count:
+            behind_ns.append(lane.covered_ns[-1])
+    expected_ns = left_ns // (2 * table.prefix[-1])
+    return Rehearsal(tuple(ends), window, preempt_ns, expected_ns, tuple(behind_ns))
 
 
 def explain(
@@ -167,8 +173,14 @@ def _notes(bounds: Bounds, rank: int, longest_group_ns: int, *, is_bounded: bool
 
 
 def _exec_ns(run: Rehearsal, costs: tuple[SyncCost, ...]) -> int:
-    """What sync points add to the run, by the cost of the window that it uses; 0 if unknown."""
+    """What sync points add to the run, by the cost of the window that it uses; 0 if unknown.
+
+    Where a bound lets a long group fly only alone, the device waits for the round trip, which is
+    what a sync point costs with one in flight; where little is behind, for the rest of it.
+    """
     if not costs:
         return 0
     cost = costs[min(run.window, len(costs)) - 1]
-    return cost.sync_ns * len(run.ends) + cost.base_ns
+    bared_ns = costs[0].sync_ns - cost.sync_ns if costs[0].window == 1 else 0
+    waits_ns = sum([max(0, bared_ns - behind_ns) for behind_ns in run.behind_ns])
+    return cost.sync_ns * len(run.ends) + cost.base_ns + waits_ns

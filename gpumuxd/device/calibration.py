@@ -3,8 +3,10 @@
 A program of small torch kernels is run through a device scheduler and an executor of its own, cut
 every k groups with D slices in flight, which is what the baseline `window(k, D)` does with a model.
 So a sync point costs here what it costs in serving: to be told, to wake up, `handle`, `poll` and
-the next launch. From the runs over a grid of k the costs of each window D are fitted
-(`cost_fit.py`).
+the next launch. From the time in which the device idled in the runs over a grid of k the costs of
+each window D are fitted (`cost_fit.py`): in whole runs a pace that changes by a few percent, as it
+does on shared machines, outweighs what a sync point costs. What they cost inside of groups, where
+the device waits for the GIL while the loop decides, is not in it: 10 to 20 us each were seen.
 
 It takes a quarter of a second, once per machine: what was measured is kept (`cost_cache.py`), but
 for what was measured while others used its cores. Of that the quickest runs are taken, no value is
@@ -39,7 +41,7 @@ from gpumuxd.units import NS_PER_MS, NS_PER_US
 WINDOWS_MAX = 4
 """Slices in flight that costs are told for. Two hide a round trip that is shorter than a slice."""
 
-LENGTHS = (1, 2, 4, 8)
+LENGTHS = (1, 2, 4)
 """Groups in a slice: the grid of Deft, as far as the groups of the program go, and NEVER."""
 
 REPETITIONS_MIN = 3
@@ -164,7 +166,7 @@ def measure(settings: DeviceSettings, clock: Clock) -> Measured:
         began_ns, taken_before = clock(), _times_taken()
         never: list[Run] = []
         free: list[Run] = []
-        grid: dict[int, dict[int, list[int]]] = {
+        grid: dict[int, dict[int, list[Run]]] = {
             window: {length: [] for length in LENGTHS}
             for window in range(1, _windows(settings) + 1)
         }
@@ -172,18 +174,15 @@ def measure(settings: DeviceSettings, clock: Clock) -> Measured:
             repetition_began_ns = clock()
             never.append(runner.run(NEVER, 1))
             free.append(runner.run(1, GROUPS))
-            for window, runs in grid.items():
-                for length, times in runs.items():
-                    times.append(runner.run(length, window).run_ns)
+            for window, by_length in grid.items():
+                for length, runs in by_length.items():
+                    runs.append(runner.run(length, window))
             now_ns = clock()
             if 2 * now_ns - repetition_began_ns - began_ns > TIME_NS_MAX:
                 break
         is_alone = _is_alone(settings, len(never), _times_taken() - taken_before)
-    whole_ns = [run.run_ns for run in never]
-    by_window = {window: {**each, NEVER: whole_ns} for window, each in grid.items()}
-    return _concluded(
-        by_window, [run.groups_ns for run in never], [run.launching_ns for run in free], is_alone
-    )
+    by_window = {window: {**each, NEVER: never} for window, each in grid.items()}
+    return _concluded(by_window, [run.launching_ns for run in free], is_alone)
 
 
 def _times_taken() -> int:
@@ -201,20 +200,20 @@ def _is_alone(settings: DeviceSettings, repetitions: int, times_taken: int) -> b
 
 
 def _concluded(
-    runs: Mapping[int, Mapping[int, Sequence[int]]],
-    groups_ns: Sequence[int],
+    runs: Mapping[int, Mapping[int, Sequence[Run]]],
     launching_ns: Sequence[int],
     is_alone: bool,
 ) -> Measured:
-    """What the repetitions say. Where the machine was busy with others, the quickest of each is
-    nearest to what a run takes."""
-    doubt = _doubt(runs, len(groups_ns), is_alone)
+    """What the repetitions say. Where the machine was busy with others, the least of each is
+    nearest to how long the device has to idle."""
+    doubt = _doubt(runs, len(launching_ns), is_alone)
     typical = min if doubt else median_ns
     costs = fit(
         GROUPS,
-        typical(groups_ns),
         {
-            window: {length: typical(times) for length, times in of_window.items()}
+            window: {
+                length: typical([run.idle_ns for run in each]) for length, each in of_window.items()
+            }
             for window, of_window in runs.items()
         },
     )
@@ -222,10 +221,12 @@ def _concluded(
 
 
 def _doubt(
-    runs: Mapping[int, Mapping[int, Sequence[int]]], repetitions: int, is_alone: bool
+    runs: Mapping[int, Mapping[int, Sequence[Run]]], repetitions: int, is_alone: bool
 ) -> str:
     """What says that others were in the way, "" if nothing does."""
-    every = [times for of_window in runs.values() for times in of_window.values()]
+    every = [
+        [run.run_ns for run in each] for of_window in runs.values() for each in of_window.values()
+    ]
     if repetitions < REPETITIONS_MIN:
         return f"there was time for {repetitions} of {REPETITIONS_MIN} repetitions"
     if not is_alone:

@@ -26,10 +26,10 @@ from gpumuxd.executors.cpu import CpuExecutor
 from gpumuxd.settings import SchedulerSettings, Slicing
 from gpumuxd.units import NS_PER_US
 
-GROUPS = 16
-GROUP_NS = 100 * NS_PER_US
-"""Of each group of the program, about: long enough that two in flight hide a round trip, as the
-groups of models do, and short, so that the sync points are a good part of a run."""
+GROUPS = 8
+GROUP_NS = 300 * NS_PER_US
+"""Of each group of the program, about: as long as slices are in serving. A core that sleeps longer
+sleeps deeper: with groups of 75 us the round trip took 18 us where slices of 700 us showed 90."""
 
 NEVER = GROUPS + 1
 """Groups in a slice so that there is one slice: the last value of Deft's grid."""
@@ -55,6 +55,11 @@ class Run:
     groups_ns: int = 0
     launching_ns: int = 0
     outcome: Outcome | None = None
+
+    @property
+    def idle_ns(self) -> int:
+        """How long the device was not in a group."""
+        return self.run_ns - self.groups_ns
 
 
 class Runner:

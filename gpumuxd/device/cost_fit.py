@@ -1,10 +1,11 @@
 """What sync points cost, from runs that were cut at different lengths: a least-squares fit.
 
 Deft (Middleware WoC 2023) takes a run of N kernel groups, cut every k of them, to last
-`a * floor(N / k) + b`. Here `a` is `sync_ns`, and `b` without what the groups themselves take is
-`base_ns`. `a` depends on how many slices may be in flight; `b` does not, since a run without sync
-points is one slice, so all windows are fitted together: else the noise of each would make windows
-look better than others for nothing. Pure: times in, costs out.
+`a * floor(N / k) + b`. Here it is the time in which the device idles meanwhile that is fitted, so
+that `b` is without what the groups themselves take: `a` is `sync_ns`, `b` is `base_ns`. `a` depends
+on how many slices may be in flight; `b` does not, since a run without sync points is one slice, so
+all windows are fitted together: else the noise of each would make windows look better than others
+for nothing. Pure: times in, costs out.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,19 +14,19 @@ from fractions import Fraction
 from gpumuxd.domain import SyncCost
 
 Runs = Mapping[int, Mapping[int, int]]
-"""How long a run took from end to end, by window and by the number of groups in a slice."""
+"""How long the device idled in a run, by window and by the number of groups in a slice."""
 
 _Points = list[tuple[int, int]]
-"""Sync points of a run, and how long it took."""
+"""Sync points of a run, and how long the device idled."""
 
 
-def fit(group_count: int, groups_ns: int, runs: Runs) -> tuple[SyncCost, ...]:
-    """The costs of each window. `groups_ns` is what all groups of one run take.
+def fit(group_count: int, runs: Runs) -> tuple[SyncCost, ...]:
+    """The costs of each window.
 
     A sync point never costs less than nothing, and neither does a run.
     """
     points = {
-        window: [(group_count // length, run_ns) for length, run_ns in of_window.items()]
+        window: [(group_count // length, idle_ns) for length, idle_ns in of_window.items()]
         for window, of_window in runs.items()
     }
     free: list[int] = []  # windows whose sync points seem to cost less than nothing
@@ -40,7 +41,7 @@ def fit(group_count: int, groups_ns: int, runs: Runs) -> tuple[SyncCost, ...]:
         SyncCost(
             window,
             0 if window in free else round(slopes[window]),
-            max(round(base_ns) - groups_ns, 0),
+            max(round(base_ns), 0),
         )
         for window in points
     )

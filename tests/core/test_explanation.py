@@ -323,3 +323,16 @@ def test_rare_preemptions_make_longer_slices_if_that_is_asked_for(
         return len(explain(talk, priority_class=BEST_EFFORT).slice_ends)
 
     assert (slices(weigh=True) < slices(weigh=False)) == is_longer
+
+
+def test_a_group_that_may_only_fly_alone_costs_a_round_trip() -> None:
+    """A bound of 1 ms holds one group of 0.7 ms: ten are launched on an idle device, and the first
+    finds it idle anyway."""
+    told = explain(Conversation(COSTS, ready("long", *[700 * US] * 10), preemption_delay_ns_max=MS))
+    assert (told.mode, len(told.slice_ends), told.window) == ("bounded", 10, 1)
+    assert told.exec_ns == 10 * 100 * US + 30 * US
+    # A window of two is used where it can be: 0.3 and 0.6 fit, then 0.7 finds 0.6 in its way.
+    mixed = [300 * US, 600 * US, 700 * US]
+    told = explain(Conversation(COSTS, ready("long", *mixed), preemption_delay_ns_max=MS))
+    assert (len(told.slice_ends), told.window) == (3, 2)
+    assert told.exec_ns == 3 * 20 * US + 80 * US + 30 * US

@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from gpumuxd.device.calibration import (
     key_of,
     measure,
 )
+from gpumuxd.device.calibration_runs import Run
 from gpumuxd.domain import SyncCost
 from gpumuxd.programs.cost_cache import CostCache, DeviceCosts
 from gpumuxd.settings import DeviceSettings, SchedulerSettings
@@ -57,45 +58,68 @@ def test_when_time_is_up_there_is_one_repetition() -> None:
     )
 
 
-RUNS = {1: {1: [116, 500, 116], 17: [100, 100, 100]}, 2: {1: [100] * 3, 17: [100] * 3}}
+def runs_of(idle_ns: Sequence[int], groups_ns: Sequence[int] = (90, 90, 90)) -> list[Run]:
+    pairs = zip(idle_ns, groups_ns, strict=True)
+    return [Run(run_ns=idle + groups, groups_ns=groups) for idle, groups in pairs]
+
+
+RUNS = {
+    1: {1: runs_of((18, 410, 18)), 9: runs_of((10, 10, 10))},
+    2: {1: runs_of((10, 10, 10)), 9: runs_of((10, 10, 10))},
+}
+COSTS_OF_RUNS = (SyncCost(1, 1, 10), SyncCost(2, 0, 10))
+Runs = dict[int, dict[int, list[Run]]]
+
+
+def each_changed(change: Callable[[Sequence[Run]], list[Run]]) -> Runs:
+    return {w: {k: change(runs) for k, runs in of.items()} for w, of in RUNS.items()}
 
 
 def test_runs_that_were_interrupted_move_nothing() -> None:
-    assert _concluded(RUNS, [90, 90, 700], [32, 32, 900], is_alone=True) == Measured(
-        DeviceCosts((SyncCost(1, 1, 10), SyncCost(2, 0, 10)), 2)
-    )
+    assert _concluded(RUNS, [32, 32, 900], is_alone=True) == Measured(DeviceCosts(COSTS_OF_RUNS, 4))
+
+
+def test_the_pace_of_the_machine_moves_nothing() -> None:
+    """Groups that take half as long again in one run of three say nothing of sync points."""
+    slower = each_changed(lambda runs: runs_of([run.idle_ns for run in runs], (90, 135, 90)))
+    slower[1][9] = runs_of((10, 10, 10), (135, 90, 135))
+    assert _concluded(slower, [32, 32, 32], is_alone=True).costs.sync_costs == COSTS_OF_RUNS
 
 
 def test_on_a_busy_machine_the_quickest_runs_count_and_are_not_kept() -> None:
-    busy = {w: {k: [5 * t[0], t[0], 5 * t[0]] for k, t in runs.items()} for w, runs in RUNS.items()}
-    measured = _concluded(busy, [450, 90, 450], [320, 32, 320], is_alone=True)
-    assert measured == Measured(
-        DeviceCosts((SyncCost(1, 1, 10), SyncCost(2, 0, 10)), 2),
-        "the same run took half as long again",
+    def busy(runs: Sequence[Run]) -> list[Run]:
+        first = runs[0].idle_ns
+        return runs_of((5 * first, first, 5 * first), (450, 90, 450))
+
+    assert _concluded(each_changed(busy), [320, 32, 320], is_alone=True) == Measured(
+        DeviceCosts(COSTS_OF_RUNS, 4), "the same run took half as long again"
     )
 
 
 def test_two_repetitions_are_too_few_to_be_kept() -> None:
-    few = {w: {k: times[::2] for k, times in runs.items()} for w, runs in RUNS.items()}
-    assert _concluded(few, [90, 90], [32, 32], is_alone=True).doubt
+    assert _concluded(each_changed(lambda runs: list(runs[::2])), [32, 32], is_alone=True).doubt
 
 
 def test_beside_others_figures_are_used_and_not_kept() -> None:
-    alone = _concluded(RUNS, [90, 90, 90], [32, 32, 32], is_alone=True)
+    alone = _concluded(RUNS, [32, 32, 32], is_alone=True)
     assert not alone.doubt
-    # The quickest runs are what is left of the device then: typical ones have others' work in them.
-    slower = {w: {k: [*t[:2], 3 * t[2]] for k, t in runs.items()} for w, runs in RUNS.items()}
-    beside = _concluded(slower, [90, 190, 190], [32, 64, 64], is_alone=False)
+
+    # The least are what is left of the device then: typical ones have others' work in them.
+    def slower(runs: Sequence[Run]) -> list[Run]:
+        idle_ns = [run.idle_ns for run in runs]
+        return runs_of((*idle_ns[:2], 3 * idle_ns[2]), (90, 190, 190))
+
+    beside = _concluded(each_changed(slower), [32, 64, 64], is_alone=False)
     assert beside == replace(alone, doubt="others used its cores")
 
 
 @pytest.mark.parametrize(
     ("threads", "times_taken", "is_alone"),
     [
-        # a repetition with one window has 47 slices
+        # a repetition with one window has 23 slices
         (1, 0, True),
-        (1, 5, True),
-        (1, 6, False),
+        (1, 2, True),
+        (1, 3, False),
         # more threads than cores: that is what this device is like
         (10_000, 12, True),
     ],

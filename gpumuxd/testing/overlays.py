@@ -212,6 +212,22 @@ def _clocks(rng: Random, device: DeviceParameters) -> DeviceParameters:
     return replace(device, faults=replace(device.faults, clocks=clocks))
 
 
+def _losses(rng: Random, device: DeviceParameters) -> DeviceParameters:
+    """Some devices that are lost are lost while a model drains, and some whose replacement is lost
+    as well, mostly while it is given its models."""
+    faults = device.faults
+    if faults.lost_ns is None:
+        return device
+    drains_ns = [drain_ns for _, drain_ns, _ in faults.reloads]
+    if drains_ns and chance(rng, 0.5):
+        faults = replace(faults, lost_ns=rng.choice(drains_ns) + log_uniform(rng, 1, NS_PER_MS))
+    if chance(rng, 0.5):
+        lost_again_ns = log_uniform(rng, 1, 20 * NS_PER_MS)
+        restart_ns = faults.restart_ns if chance(rng, 0.5) else log_uniform(rng, 1, NS_PER_MS)
+        faults = replace(faults, lost_again_ns=lost_again_ns, restart_ns=restart_ns)
+    return replace(device, faults=faults)
+
+
 _OVERLAYS: dict[str, Overlay] = {
     "loads": _loads,
     "modes": _modes,
@@ -222,4 +238,5 @@ _OVERLAYS: dict[str, Overlay] = {
     "hopeless": _hopeless,
     "short memory": _short_memory,
     "clocks": _clocks,
+    "losses": _losses,
 }

@@ -87,6 +87,7 @@ class FaultParameters:
     storms_ns: tuple[int, ...]
     lost_ns: int | None
     restart_ns: int
+    """How long after a loss another device is there."""
     reloads: tuple[tuple[str, int, int], ...]
     """Model, when it starts to drain, and how long after its release it is loaded again."""
     reweights: tuple[tuple[str, int, int], ...]
@@ -96,6 +97,8 @@ class FaultParameters:
     clocks: tuple[tuple[int, int], ...] = ()
     """When everything becomes slower or faster for good, and how long it takes then, in millionths
     of the drawn truth."""
+    lost_again_ns: int | None = None
+    """So long after it came the other device is lost too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ class Result:
 
 
 class DeviceRun:
-    """One device, its scheduler and its surroundings; a lost one is replaced once."""
+    """One device, its scheduler and its surroundings; a lost one is replaced, twice at most."""
 
     def __init__(
         self,

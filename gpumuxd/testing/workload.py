@@ -126,7 +126,10 @@ class Workload:
 
     def restart(self, now_ns: int) -> None:
         """Another device takes the place of the lost one, and is given all models anew."""
-        assert not self._is_restarted, "a device is lost once"
+        faults = self._parameters.faults
+        again_ns = None if self._is_restarted else faults.lost_again_ns
+        if again_ns is not None and now_ns + again_ns < faults.end_ns:
+            self._post(now_ns + again_ns, DeviceLost("a second fault of the simulation"))
         self._is_restarted = True
         self._lives += 1
         self._key_of_model.clear()

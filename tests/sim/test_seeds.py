@@ -16,6 +16,7 @@ from gpumuxd.settings import SchedulerSettings, Slicing
 from gpumuxd.testing.parameters import PPM
 from gpumuxd.testing.runner import Scheduler, run
 from gpumuxd.testing.swarm import draw
+from gpumuxd.units import NS_PER_MS
 
 SEEDS = 200
 SEEDS_PER_TEST = 20
@@ -72,6 +73,16 @@ def test_the_worlds_differ_and_visit_their_extremes() -> None:
         "failures": any(one.failure_ppm for one in faults),
         "storms": any(one.storms_ns for one in faults),
         "lost devices": any(one.lost_ns is not None for one in faults),
+        "devices that are lost twice": any(
+            one.lost_ns is not None
+            and one.lost_ns + one.restart_ns + (one.lost_again_ns or one.end_ns) < one.end_ns
+            for one in faults
+        ),
+        "devices lost after a drain began": any(
+            0 < (one.lost_ns or 0) - drain_ns <= NS_PER_MS
+            for one in faults
+            for _, drain_ns, _ in one.reloads
+        ),
         "reloads": any(one.reloads for one in faults),
         "vanishing clients": any(
             client.vanish_ns is not None for device in devices for client in device.clients

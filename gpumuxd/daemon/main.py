@@ -86,6 +86,10 @@ def _serve(config: Config, log_level: str) -> int:
         devices=[device.device for device in config.node.devices],
     )
     from gpumuxd.daemon.workers import Workers, end_process
+    from gpumuxd.wire.slices import PROMPT_NS, set_slice
+
+    # Before there are threads of gRPC and children, which inherit it: both are waited for.
+    set_slice(PROMPT_NS)
 
     # The children must not talk to systemd in our name.
     notifier = Notifier()

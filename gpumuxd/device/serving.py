@@ -23,6 +23,7 @@ from gpumuxd.wire.channel import Channel
 from gpumuxd.wire.frames import Start, Started
 from gpumuxd.wire.in_flight_board import InFlightNotes
 from gpumuxd.wire.process import set_timer_slack
+from gpumuxd.wire.slices import PATIENT_NS, PROMPT_NS, set_slice
 
 TIMER_SLACK_NS = 1
 """A wait of the loop ends when it is due: 12 us late instead of 64 us."""
@@ -42,11 +43,14 @@ def serve(channel: Channel, start: Start, arena: ArenaMap, notes: InFlightNotes)
     # Before there is a mailbox: the parent grants a child that starts more silence than this takes.
     costs = device_costs(settings, monotonic_ns)
     mailbox = Mailbox(channel)
+    # The device thread computes; this one and the parent, whom it would keep waiting, do not.
+    set_slice(PATIENT_NS)
     executor = CpuExecutor(
         threads=settings.threads,
         launch_cost_ns=settings.launch_cost_ns,
         mail_fd=mailbox.fileno(),
     )
+    set_slice(PROMPT_NS)
     loop = DeviceLoop(
         mailbox,
         DeviceScheduler(settings.scheduler),

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
+from gpumuxd.wire.slices import PATIENT_NS, set_slice
+
 T = TypeVar("T")
 
 Condition = Callable[[], bool]
@@ -31,6 +33,7 @@ def build(make: Callable[[], T], wake: Callable[[], None]) -> Steps[T]:
     failures: list[Exception] = []
 
     def run() -> None:
+        set_slice(PATIENT_NS)
         try:
             made.append(make())
         except Exception as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 import gpumuxd
+from gpumuxd.wire.slices import USUAL_NS, set_slice
 from gpumuxd.wire.starting import how_ended
 
 _PACKAGE_PARENT = str(Path(gpumuxd.__file__).resolve().parent.parent)
@@ -133,6 +134,7 @@ def yield_to_others(pid: int) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, LOADER_NICE)
         # It does not take a core from anybody by waking up either.
         os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+        set_slice(USUAL_NS, pid)
 
 
 SPAWN_DEVICE = spawn_module("gpumuxd.device")

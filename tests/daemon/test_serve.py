@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import signal
 import tempfile
@@ -15,7 +16,9 @@ from gpumuxd_client import AsyncClient, Client
 from gpumuxd_client.errors import DeadlineExceeded, DeadlineInfeasible, GpumuxdError
 
 from gpumuxd.errors import ConfigError
+from gpumuxd.wire.slices import PATIENT_NS, PROMPT_NS
 from tests.daemon.harness import LIMIT_S, Daemon, Site, run_serve, watch_exit
+from tests.wire.test_slices import needs_slices, slice_ns
 
 REQUESTS = 60
 
@@ -81,6 +84,19 @@ def test_the_parent_is_small_and_has_no_torch(served: tuple[Site, Daemon]) -> No
     (resident_kib,) = (int(x.split()[1]) for x in status.splitlines() if x.startswith("VmRSS"))
     assert resident_kib < 120 * 1024
     assert "torch" not in Path(f"/proc/{daemon.pid}/maps").read_text()
+
+
+@needs_slices
+def test_who_is_waited_for_takes_the_core_from_who_computes(served: tuple[Site, Daemon]) -> None:
+    site, daemon = served
+    with Client(site.target) as client:
+        devices = [device.pid for device in client.node_status().devices]
+    threads = {pid: os.listdir(f"/proc/{pid}/task") for pid in [daemon.pid, *devices]}
+    slices_ns = {pid: {slice_ns(int(each)) for each in ids} for pid, ids in threads.items()}
+    assert slices_ns.pop(daemon.pid) == {PROMPT_NS}
+    for pid, found_ns in slices_ns.items():
+        assert slice_ns(pid) == PROMPT_NS, "the loop"
+        assert found_ns == {PROMPT_NS, PATIENT_NS}, "the loop and the device thread"
 
 
 def test_a_second_daemon_is_refused_and_told_who_holds_the_lock(

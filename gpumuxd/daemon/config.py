@@ -9,11 +9,12 @@ looked at by `check.py`. Every key is explained in docs/configuration.md; a test
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpumuxd.core.placement import Policy
 from gpumuxd.daemon.access import parse_listeners, parse_tenants
+from gpumuxd.daemon.changes import stated_keys
 from gpumuxd.daemon.toml_table import TomlTable
 from gpumuxd.errors import ConfigError, InvalidRequest
 from gpumuxd.models.names import check_model_name
@@ -57,6 +58,9 @@ class Config:
     drain_ns_max: int = 30 * NS_PER_S
     """After SIGTERM, what was admitted ends in this time."""
 
+    stated: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
+    """What the file says, key by key, to tell what another one says differently."""
+
 
 def load_config(path: Path | None, environment: Mapping[str, str] = os.environ) -> Config:
     """The configuration in this file, in the default one, or the defaults. Raises ConfigError."""
@@ -79,10 +83,11 @@ def load_config(path: Path | None, environment: Mapping[str, str] = os.environ) 
 def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Config:
     """The configuration that a text states. Raises ConfigError."""
     try:
-        root = TomlTable("", parse_toml(text))
+        document = parse_toml(text)
     except ValueError as error:
         raise ConfigError(f"not TOML: {error}") from error
 
+    root = TomlTable("", document)
     node = root.take_table("node")
     state_text = node.take_text("state_dir", str(_default_state_dir(environment)))
     state_dir = _absolute(node, "state_dir", state_text)
@@ -117,6 +122,7 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
         state_dir=state_dir,
         message_bytes_max=message_bytes_max,
         drain_ns_max=drain_ns,
+        stated=stated_keys(document),
     )
 
 

@@ -99,6 +99,10 @@ class Loading:
         self._slots = asyncio.Semaphore(settings.loaders_max)
         self._files = ArtifactFiles()
 
+    def set_read_limit(self, read_ns_max: int) -> None:
+        """For reads that begin from now on."""
+        self._settings = replace(self._settings, read_ns_max=read_ns_max)
+
     async def read(
         self, path: Path, artifact_format: str = "pt2", repository: Path | None = None
     ) -> LoadedArtifact:

@@ -30,7 +30,7 @@ class Polling:
     def __init__(self, catalogue: Catalogue, loads: Loads, interval_ns: int) -> None:
         self._catalogue = catalogue
         self._loads = loads
-        self._interval_ns = interval_ns
+        self.interval_ns = interval_ns
         self._seen: dict[str, ModelListing | None] = {}
         self._done: dict[str, ModelListing | None] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
@@ -39,7 +39,7 @@ class Polling:
     async def run(self) -> None:
         """Poll at each interval, until cancelled."""
         while True:
-            await asyncio.sleep(self._interval_ns / NS_PER_S)
+            await asyncio.sleep(self.interval_ns / NS_PER_S)
             await self.poll()
 
     async def poll(self) -> None:

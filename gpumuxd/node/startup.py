@@ -44,7 +44,7 @@ class Startup:
         self._polling = polling
         self._on_change = on_change
         self._rest: asyncio.Task[None] | None = None
-        self._retry_ns = retry_ns
+        self.retry_ns = retry_ns
         self._not_ready: set[str] = set()  # to be tried again
 
     async def load_models(self) -> Mapping[str, str]:
@@ -93,7 +93,7 @@ class Startup:
             await self._polling.run()
         await self._registry.catalogue.scan()  # a repository that is missing is logged now
         while True:
-            await asyncio.sleep(self._retry_ns / NS_PER_S)
+            await asyncio.sleep(self.retry_ns / NS_PER_S)
             await self.retry()
 
     async def retry(self) -> None:

@@ -6,13 +6,13 @@ touched by its successor.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
 from gpumuxd.clock import Clock
 from gpumuxd.errors import DeviceLost
-from gpumuxd.node.api import DeviceView
+from gpumuxd.node.api import DeviceView, Tenant
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.preemptible import bound_of
 from gpumuxd.node.settings import RestartSettings
@@ -92,6 +92,11 @@ class DeviceSupervisor:
         self._is_ending = True
         if self._link is not None:
             self._link.kill("the daemon stops now")
+
+    def set_tenants(self, tenants: Sequence[Tenant]) -> None:
+        """Tell the child, also one that is not up yet; its successors are made with them."""
+        if self._link is not None:
+            self._link.set_tenants(tenants)
 
     def view(self) -> DeviceView:
         """The device as an operator sees it."""

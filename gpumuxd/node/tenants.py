@@ -28,9 +28,18 @@ class TenantDirectory:
     """All tenants of the node; without any in the configuration, the default one."""
 
     def __init__(self, settings: Sequence[TenantSettings]) -> None:
+        self._settings: tuple[TenantSettings, ...] = ()
+        self._by_name: dict[str, TenantSettings] = {}
+        self.change(settings)
+
+    def change(self, settings: Sequence[TenantSettings]) -> Sequence[Tenant]:
+        """From now on these are the tenants. Returns those that are new or differ. What a tenant
+        has in flight is counted by its name and ends as it was admitted, also if it is gone."""
+        before = self.tenants
         self._settings = tuple(settings) or (TenantSettings(DEFAULT_TENANT),)
         self._by_name = {entry.tenant.name: entry for entry in self._settings}
         assert len(self._by_name) == len(self._settings), "tenant names are unique"
+        return tuple(tenant for tenant in self.tenants if tenant not in before)
 
     @property
     def tenants(self) -> Sequence[Tenant]:

@@ -31,6 +31,11 @@ def of_listener(tenant: Tenant) -> Identify:
     return lambda metadata: tenant
 
 
+def nobody(metadata: Metadata) -> Tenant:
+    """The tenant of an address that the configuration does not name any more."""
+    raise Unauthenticated("this address is not in the daemon's configuration any more")
+
+
 def by_token(tenants: Tenants) -> Identify:
     """Callers say who they are: `authorization: Bearer <token>`."""
 

@@ -16,11 +16,11 @@ import grpc
 import structlog
 
 from gpumuxd.errors import Unauthenticated
-from gpumuxd.node.api import NodeApi
+from gpumuxd.node.api import NodeApi, Tenant
 from gpumuxd.rpc import control, inference, recording
 from gpumuxd.rpc.call import CallsInProgress, Method, bind, refusing
 from gpumuxd.rpc.health import HealthService
-from gpumuxd.rpc.identity import Identify, Tenants, by_token, of_listener
+from gpumuxd.rpc.identity import Identify, Metadata, Tenants, by_token, nobody, of_listener
 from gpumuxd.rpc.listener import (
     SOCKET_MODE,
     AddressInUse,
@@ -77,6 +77,8 @@ class FrontDoor:
         self._claims: list[UnixClaim] = []
         self._is_claimed = False
         self._addresses: list[str] = []
+        self._identities: dict[str, Identify] = {}
+        self.set_listeners(listeners)
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -86,6 +88,20 @@ class FrontDoor:
     def set_serving(self, is_serving: bool) -> None:
         """What grpc.health.v1 says. False until this is called."""
         self._health.set_serving(is_serving)
+
+    def set_listeners(self, listeners: Sequence[Listener]) -> None:
+        """Whose the calls are from now on, by the address that they come by.
+
+        Nothing is opened or closed: a new address has to wait for the next start, and one that is
+        not named any more, which can't be closed without breaking off its calls, is nobody's.
+        """
+        named = {listener.address: listener.tenant for listener in listeners}
+        for listener in self._listeners:
+            identify: Identify = nobody
+            if listener.address in named:
+                tenant = named[listener.address]
+                identify = by_token(self._tenants) if tenant is None else of_listener(tenant)
+            self._identities[listener.address] = identify
 
     def claim(self) -> None:
         """Make sure of every address, before anything expensive is started. `start` does it
@@ -132,9 +148,11 @@ class FrontDoor:
             self._claims.pop().release()
 
     async def _open(self, listener: Listener) -> None:
-        tenant = listener.tenant
-        identify = by_token(self._tenants) if tenant is None else of_listener(tenant)
         address = parse_address(listener.address)
+
+        def identify(metadata: Metadata) -> Tenant:
+            return self._identities[listener.address](metadata)
+
         server = grpc.aio.server(options=self._options)
         server.add_generic_rpc_handlers(self._handlers(identify))
         self._servers.append(server)

@@ -30,6 +30,9 @@ product of a hostile shape cheap."""
 TENSORS_MAX = 1024
 """Most inputs, outputs or parameters of one request: each costs time on the event loop."""
 
+TENSOR_PARAMETERS_MAX = 64
+"""Most parameters of one input or output; those that the protocol knows are three."""
+
 TYPED_ELEMENTS_MAX = 4 * 1024 * 1024
 """Most elements of a request as typed contents. Every one becomes a Python object first, about
 30 ns each, and nobody else's request moves meanwhile. Raw contents have no such limit."""
@@ -166,10 +169,22 @@ def _not_a_count(key: str, meaning: str, came: object) -> str:
 
 
 def _decode_requested(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
-    for key in output.parameters:
+    for key in _parameters_of(output):
         if key == "classification" or key.startswith(_SHARED_MEMORY):
             raise Unsupported(f"output {output.name!r}: parameter {key!r} is not supported")
     return output.name
+
+
+def _parameters_of(
+    tensor: pb.ModelInferRequest.InferInputTensor | pb.ModelInferRequest.InferRequestedOutputTensor,
+) -> Mapping[str, pb.InferParameter]:
+    parameters: Mapping[str, pb.InferParameter] = tensor.parameters
+    if len(parameters) > TENSOR_PARAMETERS_MAX:
+        raise InvalidRequest(
+            f"{tensor.name!r}: expected at most {TENSOR_PARAMETERS_MAX} parameters of a tensor, "
+            f"got {len(parameters)}"
+        )
+    return parameters
 
 
 def _check_unique(what: str, names: Iterable[str]) -> None:
@@ -222,7 +237,7 @@ def _decode_inputs(request: pb.ModelInferRequest) -> list[InputTensor]:
 def _check_declared(tensor: pb.ModelInferRequest.InferInputTensor) -> _Declared:
     """A tensor whose datatype, shape and parameters can be served."""
     name, datatype, sizes = tensor.name, tensor.datatype, tensor.shape
-    for key in tensor.parameters:
+    for key in _parameters_of(tensor):
         if key.startswith(_SHARED_MEMORY):
             raise Unsupported(f"input {name!r}: shared memory is not supported")
     if datatype not in ITEM_BYTES:

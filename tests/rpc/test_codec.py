@@ -152,6 +152,19 @@ def test_tensors_that_contradict_themselves_are_refused(
     assert told in refused.value.message
 
 
+def test_parameters_of_tensors_are_few() -> None:
+    many = {f"p{number}": parameter(bool_param=True) for number in range(65)}
+    tensor = declared(name="x")
+    tensor.MergeFrom(pb.ModelInferRequest.InferInputTensor(parameters=many))
+    wanted = pb.ModelInferRequest.InferRequestedOutputTensor(name="y", parameters=many)
+    for request in (
+        pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[bytes(16)]),
+        good_request(outputs=[wanted]),
+    ):
+        with pytest.raises(InvalidRequest, match="at most 64 parameters of a tensor, got 65"):
+            decode(request)
+
+
 @pytest.mark.parametrize(
     ("value", "priority"),
     [

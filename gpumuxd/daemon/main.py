@@ -7,6 +7,7 @@ need when they are asked for. Exit codes: 0 stopped as asked, 78 the configurati
 
 import argparse
 import asyncio
+import functools
 import importlib
 import os
 import sys
@@ -38,15 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments and arguments[0] in _FORWARDED:
         return int(importlib.import_module(_FORWARDED[arguments[0]]).main(arguments[1:]) or 0)
     parsed = _parser().parse_args(arguments)
+    path = parsed.config or getattr(parsed, "file", None)
     try:
-        config = load_config(parsed.config or getattr(parsed, "file", None))
+        config = load_config(path)
     except ConfigError as error:
         print(f"gpumuxd: configuration: {error}", file=sys.stderr)
         return ConfigError.EXIT_CODE
     if parsed.command == "check-config":
         _check(config)
         return 0
-    return _serve(config, parsed.log_level)
+    return _serve(config, path, parsed.log_level)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _serve(config: Config, log_level: str) -> int:
+def _serve(config: Config, path: Path | None, log_level: str) -> int:
     # Imported here: `check-config` and the errors of a configuration need none of it.
     import structlog
 
@@ -95,14 +97,14 @@ def _serve(config: Config, log_level: str) -> int:
     notifier = Notifier()
     os.environ.pop("NOTIFY_SOCKET", None)
     workers = Workers()
-    code = _run(config, notifier, workers)
+    code = _run(config, path, notifier, workers)
     if workers.hanging:
         structlog.get_logger().warning("threads_left_behind", threads=workers.hanging)
         end_process(code)
     return code
 
 
-def _run(config: Config, notifier: Notifier, workers: ThreadPoolExecutor) -> int:
+def _run(config: Config, path: Path | None, notifier: Notifier, workers: ThreadPoolExecutor) -> int:
     import structlog
     import uvloop
 
@@ -114,7 +116,7 @@ def _run(config: Config, notifier: Notifier, workers: ThreadPoolExecutor) -> int
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_default_executor(workers)
-            runner.run(serve(config, notifier))
+            runner.run(serve(config, functools.partial(load_config, path), notifier))
     except ConfigError as error:
         print(f"gpumuxd: configuration: {error}", file=sys.stderr)
         return ConfigError.EXIT_CODE

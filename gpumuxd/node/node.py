@@ -13,6 +13,7 @@ released exactly once (`device_link.py` says when).
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import structlog
@@ -62,8 +63,11 @@ from gpumuxd.node.supervisor import DeviceSupervisor
 from gpumuxd.node.tenants import TenantDirectory
 from gpumuxd.node.validation import Fit, check_priority
 from gpumuxd.settings import DeviceSettings
-from gpumuxd.units import ms_from_ns
+from gpumuxd.units import NS_PER_S, ms_from_ns
 from gpumuxd.wire import frames
+
+DRAINING_RETRY_DELAY_NS = 2 * NS_PER_S
+"""Told to whom a daemon that stops refuses. One that is started again at once is not up sooner."""
 
 _log = structlog.get_logger()
 
@@ -92,6 +96,8 @@ class Node:
         self._limits = Limits(self.tenants, self._idle.set)
         self._request_ids = itertools.count(1)
         self._is_draining = False
+        self._is_cut = False
+        self.requests_cut: Counter[tuple[str, str]] = Counter()  # by tenant and model
         self._devices = {
             device.device: DeviceSupervisor(
                 device,
@@ -110,9 +116,10 @@ class Node:
             self._loader_starter = LoaderStarter(settings.restart, clock)
             spawn_loader = self._loader_starter.spawn
         self._journal = Journal(None if is_polling else settings.journal_path)
+        self._loading = Loading(settings.loader, spawn_loader)
         self._registry = Registry(
             [Repository(path) for path in settings.repository_paths],
-            Loading(settings.loader, spawn_loader),
+            self._loading,
             self.tenants,
             self._links,
             self._journal,
@@ -159,6 +166,17 @@ class Node:
             *(device.wait_failed() for device in self._devices.values()),
         )
 
+    def apply(self, settings: NodeSettings) -> None:
+        """Take over what can change while it serves: tenants, and times that are the parent's. All
+        else that differs waits for the next start."""
+        changed = self.tenants.change(settings.tenants)
+        for device in self._devices.values():
+            device.set_tenants(changed)
+        self._loading.set_read_limit(settings.loader.read_ns_max)
+        self._startup.retry_ns = settings.poll_ns
+        if self.polling is not None:
+            self.polling.interval_ns = settings.poll_ns
+
     async def drain(self) -> None:
         """Admit nothing from now on; return when what was admitted has ended."""
         self._is_draining = True
@@ -170,16 +188,30 @@ class Node:
         while self._limits.requests_in_flight:
             self._idle.clear()
             await self._idle.wait()
+        await self._give_up_loads()
 
-    async def stop(self, is_urgent: bool = False) -> None:
-        """End the devices: after what they have in flight, or at once. Idempotent."""
+    async def cut(self) -> None:
+        """Admit nothing, and end what was admitted now. Whoever waits is told that it may be sent
+        again, and counted in `requests_cut`."""
+        self._is_draining = True
+        self._is_cut = True
+        self._tell_readiness()
+        for device in self._devices.values():
+            device.kill()
+        await asyncio.gather(*(device.stop() for device in self._devices.values()))
+        await self._give_up_loads()
+
+    async def _give_up_loads(self) -> None:
+        """Nobody will be served by what they load: who waits for them is told so."""
+        self._registry.loads.is_ending = True
+        await self._registry.loads.close()
+
+    async def stop(self) -> None:
+        """End the devices, after what they have in flight. Idempotent."""
         self._is_draining = True
         self._registry.loads.is_ending = True
         self._tell_readiness()
         await self._startup.close()
-        if is_urgent:  # nothing is awaited before `stop`: a device that is killed starts again
-            for device in self._devices.values():
-                device.kill()
         await asyncio.gather(*(device.stop() for device in self._devices.values()))
         await self._registry.close()
         if self._loader_starter is not None:
@@ -240,6 +272,7 @@ class Node:
         self._tell_readiness()
 
     async def unload(self, tenant: Tenant, name: str) -> None:
+        self._check_admitting()
         self._check_explicit()
         await self._registry.unload(tenant, name)
         self._tell_readiness()
@@ -265,7 +298,14 @@ class Node:
         except BaseException:
             ticket.close()
             raise
-        return await wait_reply(call, replica, fit, frame, memory)
+        try:
+            return await wait_reply(call, replica, fit, frame, memory)
+        except DeviceLost as error:
+            if not self._is_cut:
+                raise
+            self.requests_cut[call.tenant.name, call.model] += 1
+            reason = "the daemon stops, and this request was not done in time"
+            raise Draining(reason, error.facts, DRAINING_RETRY_DELAY_NS) from None
 
     # One request
 
@@ -301,7 +341,8 @@ class Node:
 
     def _check_admitting(self) -> None:
         if self._is_draining:
-            raise Draining("the daemon is stopping and takes nothing new")
+            reason = "the daemon is stopping and takes nothing new"
+            raise Draining(reason, retry_delay_ns=DRAINING_RETRY_DELAY_NS)
 
     def _check_explicit(self) -> None:
         if self.polling is not None:

@@ -14,7 +14,7 @@ import asyncio, sys, threading
 from gpumuxd.daemon import lifecycle
 from gpumuxd.daemon.main import main
 
-async def serve(config, notifier):
+async def serve(config, read_again, notifier):
     began = asyncio.Event()
     loop = asyncio.get_running_loop()
     def hang():

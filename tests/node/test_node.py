@@ -30,8 +30,8 @@ from gpumuxd.errors import (
     UnknownModel,
 )
 from gpumuxd.models.repository import Repository
-from gpumuxd.node.api import InferReply, ModelState
-from gpumuxd.node.node import Node
+from gpumuxd.node.api import InferReply, ModelState, Tenant
+from gpumuxd.node.node import DRAINING_RETRY_DELAY_NS, Node
 from gpumuxd.node.settings import (
     LinkSettings,
     LoaderSettings,
@@ -321,13 +321,21 @@ async def test_priority_is_bounded_by_tenant_and_by_model(world: World) -> None:
 
 
 async def test_a_child_is_told_settings_tenants_and_threads(world: World) -> None:
-    async with world.started(tenants=TENANTS):
+    async with world.started(tenants=TENANTS) as node:
         (begin,) = world.life.of(frames.Start)
         assert begin.settings == CPU_0
         told = await world.life.wait_for(frames.SetTenant, 3)
         assert [t.tenant for t in told] == ["admin", "voice", "index"]
         assert world.life.environment["OMP_NUM_THREADS"] == "1"
         assert world.readiness == [True]
+        heavier = replace(VOICE, weight=7)
+        tenants = (TenantSettings(heavier), TenantSettings(INDEX), TenantSettings(Tenant("new")))
+        node.apply(replace(world.settings, tenants=tenants))
+        told = (await world.life.wait_for(frames.SetTenant, 5))[3:]
+        assert [(t.tenant, t.weight) for t in told] == [
+            ("voice", 7),
+            ("new", 1),
+        ]  # no news of index
 
 
 async def test_a_dead_child_fails_what_is_in_flight_and_comes_back_with_its_models(
@@ -985,13 +993,29 @@ async def test_a_drain_admits_nothing_and_loses_nothing(world: World) -> None:
             await drain
 
 
-async def test_an_urgent_stop_fails_what_is_in_flight(world: World) -> None:
+async def test_a_drain_that_is_cut_tells_and_counts_whoever_still_waits(world: World) -> None:
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(world.started(startup_models=("m",)))
-        task = start(node)
-        await world.life.wait_for(frames.Submit)
-        await node.stop(is_urgent=True)
-        with pytest.raises(DeviceLost, match="the daemon stops now") as lost:
-            await task
-        assert lost.value.retry_delay_ns is None  # nothing is started again
-        assert len(world.device.lives) == 1
+        tasks = [start(node) for _ in range(2)]
+        await world.life.wait_for(frames.Submit, 2)
+        gone = start(node)
+        await world.life.wait_for(frames.Submit, 3)
+        gone.cancel()
+        await asyncio.wait([gone])
+        await node.cut()
+        for task in tasks:
+            with pytest.raises(Draining, match="was not done in time") as cut:
+                await task
+            assert cut.value.retry_delay_ns == DRAINING_RETRY_DELAY_NS
+        assert node.requests_cut == {(DEFAULT_TENANT.name, "m"): 2}  # not the one that was gone
+        assert len(world.device.lives) == 1  # nothing is started again
+
+
+async def test_a_load_that_a_drain_overtakes_is_refused_and_leaves_nothing(world: World) -> None:
+    async with world.started() as node:
+        world.device.on_load = load_never
+        load = asyncio.ensure_future(node.load(DEFAULT_TENANT, "m"))
+        await world.life.wait_for(frames.LoadModel)
+        await node.drain()
+        with pytest.raises(asyncio.CancelledError):  # the front door makes Draining of it
+            await load

@@ -31,7 +31,12 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from gpumuxd.domain import Outcome, OutcomeKind
-from gpumuxd.units import ms_from_ns
+from gpumuxd.units import NS_PER_MS, ms_from_ns
+
+
+FULL_RETRY_DELAY_NS = 100 * NS_PER_MS
+"""Told with a limit that was reached. When something ends that counts there, nobody knows; asked
+again sooner, a full node would be busy with refusing."""
 
 
 class GpumuxdError(Exception):
@@ -44,6 +49,7 @@ class GpumuxdError(Exception):
 
     status: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
+    retry_delay_ns_least: ClassVar[int | None] = None
 
     def __init__(
         self,
@@ -54,7 +60,8 @@ class GpumuxdError(Exception):
         super().__init__(message)
         self.message = message
         self.facts = dict(facts or {})
-        self.retry_delay_ns = retry_delay_ns
+        is_known = retry_delay_ns is not None
+        self.retry_delay_ns = retry_delay_ns if is_known else self.retry_delay_ns_least
 
     @property
     def name(self) -> str:
@@ -98,6 +105,7 @@ class QuotaExceeded(GpumuxdError):
 
     status = "RESOURCE_EXHAUSTED"
     retryable = True
+    retry_delay_ns_least = FULL_RETRY_DELAY_NS
 
 
 class QueueFull(GpumuxdError):
@@ -105,6 +113,7 @@ class QueueFull(GpumuxdError):
 
     status = "RESOURCE_EXHAUSTED"
     retryable = True
+    retry_delay_ns_least = FULL_RETRY_DELAY_NS
 
 
 class DeadlineInfeasible(GpumuxdError):

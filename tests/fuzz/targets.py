@@ -14,16 +14,38 @@ from pathlib import Path
 
 import msgspec
 
-from gpumuxd.errors import GpumuxdError, InvalidModel
+from gpumuxd.daemon.config import parse_config
+from gpumuxd.domain import OutcomeKind
+from gpumuxd.errors import ConfigError, GpumuxdError, InvalidModel, error_of
 from gpumuxd.models import expressions
 from gpumuxd.models import plan as plans
 from gpumuxd.models.limits import ReadLimits
 from gpumuxd.models.manifest import parse_manifest
 from gpumuxd.models.pt2 import Artifact
-from gpumuxd.models.spec import evaluate, evaluate_shape, format_shape
+from gpumuxd.models.spec import (
+    ModelSpec,
+    Symbol,
+    TensorSpec,
+    evaluate,
+    evaluate_shape,
+    format_shape,
+    tensor_bytes,
+)
+from gpumuxd.node.api import InferReply, Tenant
+from gpumuxd.node.model_page import is_allowed
+from gpumuxd.node.spec_check import check_spec, why_wrong_loaded
+from gpumuxd.node.validation import CallChecker
+from gpumuxd.rpc.call import parse
+from gpumuxd.rpc.codec import decode_infer, encode_infer
+from gpumuxd.rpc.generated import control_pb2
+from gpumuxd.rpc.generated import inference_pb2 as pb
+from gpumuxd.rpc.status import TEXT_WIRE_BYTES_MAX, failure_of
 from gpumuxd.units import MIB
+from gpumuxd.wire import frames
 from tests.fuzz.mutate import mutate_archive, mutate_bytes, mutate_tree
+from tests.fuzz.requests import GOOD, mutated_infer
 from tests.models import archives
+from tests.wire.test_told import TOLD
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -221,6 +243,143 @@ def run_manifest(data: bytes) -> None:
     assert manifest.slo_ns is None or manifest.slo_ns > 0
 
 
+# Requests, from bytes to the call that a node checks against a model
+
+
+def request_seeds() -> list[bytes]:
+    draw = random.Random(1)
+    return [make(draw)[0].SerializeToString() for make in GOOD for _ in range(5)]
+
+
+def mutate_request(data: bytes, draw: random.Random) -> bytes:
+    return mutate_bytes(data, draw) if draw.randrange(2) else mutated_infer(draw)
+
+
+SPECS = (
+    ModelSpec(
+        inputs=(TensorSpec("x", "FP32", (("batch",), 4)),),
+        outputs=(TensorSpec("y", "FP32", (("batch",), 4)), TensorSpec("n", "FP32", (("batch",),))),
+        symbols=(Symbol("batch", 1, 4),),
+        batch_symbol="batch",
+    ),
+    ModelSpec(
+        inputs=(
+            TensorSpec("ids", "INT64", (("batch",), ("length",))),
+            TensorSpec("mask", "BOOL", (("batch",), ("length",))),
+            TensorSpec("scale", "FP32", (("batch",),)),
+        ),
+        outputs=(TensorSpec("total", "INT64", (("batch", "length", "*"),)),),
+        symbols=(Symbol("batch", 1, 4), Symbol("length", 3, 512, 3)),
+        conditions=(("length", 9, "!="),),
+    ),
+)
+CHECKERS = [CallChecker(spec, rows_max=3) for spec in SPECS]
+ANYONE = Tenant("anyone")
+
+
+def _told(error: GpumuxdError) -> None:
+    """A refusal can be sent: what clients accept of trailers is little."""
+    failure = failure_of(error, "/a/B")
+    assert len(failure.details) < TEXT_WIRE_BYTES_MAX, failure
+
+
+def run_request(data: bytes) -> None:
+    try:
+        call = decode_infer(parse(pb.ModelInferRequest, data), ANYONE, 1, 0.5)
+    except GpumuxdError as error:
+        _told(error)
+        return
+    for tensor in call.inputs:
+        assert tensor.size_bytes == tensor_bytes(tensor.datatype, tensor.shape)
+    assert call.priority >= 0
+    assert call.deadline_ns is not None
+    for checker in CHECKERS:
+        try:
+            fit = checker.check(call).fit
+        except GpumuxdError as error:
+            _told(error)
+            continue
+        assert fit.input_bytes == sum(tensor.size_bytes for tensor in call.inputs)
+
+
+# What a child or a loader says
+
+
+def frame_seeds() -> list[bytes]:
+    return [frames.encode(frame) for frame in TOLD]
+
+
+def mutate_frame(data: bytes, draw: random.Random) -> bytes:
+    try:
+        return msgspec.msgpack.encode(mutate_tree(msgspec.msgpack.decode(data), draw))
+    except (msgspec.DecodeError, OverflowError, ValueError, RecursionError, TypeError):
+        return mutate_bytes(data, draw)
+
+
+def run_frame(data: bytes) -> None:
+    """What is decoded can be sent on, and its figures fit the messages that show them."""
+    try:
+        frame = frames.decode(data)
+    except msgspec.DecodeError:
+        return
+    match frame:
+        case frames.Finished(outcome=outcome, report=report):
+            encode_infer(InferReply("m", "1", (), report), "1").SerializeToString()
+            if outcome.kind is not OutcomeKind.COMPLETED:
+                _told(error_of(outcome, 1))
+        case frames.ModelLoaded():
+            for spec in SPECS:
+                if not why_wrong_loaded(spec, frame):
+                    assert all(
+                        is_allowed(spec, bucket, 4) in (True, False) for bucket, _ in frame.run_ns
+                    )
+        case frames.Explained(explanation=told) if told is not None:
+            control_pb2.ExplainModelResponse(
+                group_ns=told.group_ns, run_ns=told.run_ns, window=told.window
+            ).SerializeToString()
+        case frames.ReadDone():
+            try:
+                spec = msgspec.msgpack.decode(frame.spec, type=ModelSpec)
+                check_spec(spec)
+            except (msgspec.DecodeError, GpumuxdError):
+                return
+            for tensor in (*spec.inputs, *spec.outputs):
+                format_shape(tensor.shape).encode()
+
+
+# The configuration
+
+
+CONFIG = b"""[node]
+state_dir = "/s"
+startup_models = ["a"]
+drain_timeout_s = 1.5
+[repository]
+paths = ["/r"]
+mode = "poll"
+[listen]
+tcp = ["127.0.0.1:1"]
+unix = ["/run/x.sock"]
+message_mib_max = 8
+[[device]]
+name = "cpu:0"
+threads = 2
+[scheduler]
+slicing = "window(2, 3)"
+preemption_delay_ms_max = 0.5
+[tenants.voice]
+token = "a token of voice"
+priority_max = "REALTIME"
+"""
+
+
+def run_config(data: bytes) -> None:
+    try:
+        parse_config(data.decode("utf-8", "replace"), {})
+    except ConfigError as error:
+        str(error).encode("utf-8", "replace")
+
+
 def _targets() -> Mapping[str, Target]:
     found = [
         Target("pt2", archive_seeds, mutate_archive, run_archive),
@@ -233,6 +392,9 @@ def _targets() -> Mapping[str, Target]:
         Target("plan", plan_seeds, mutate_plan, run_plan),
         Target("onnx", onnx_seeds, mutate_bytes, run_onnx),
         Target("manifest", lambda: [MANIFEST], mutate_bytes, run_manifest),
+        Target("request", request_seeds, mutate_request, run_request),
+        Target("frame", frame_seeds, mutate_frame, run_frame),
+        Target("config", lambda: [CONFIG], mutate_bytes, run_config),
     ]
     return {target.name: target for target in found}
 

@@ -12,7 +12,10 @@ import pytest
 
 from tests.fuzz.targets import CORPUS, TARGETS
 
-RUNS = {"pt2": 150, "expressions": 1500, "plan": 100, "onnx": 300, "manifest": 2000}
+RUNS = {
+    **{"pt2": 150, "expressions": 1500, "plan": 100, "onnx": 300, "manifest": 2000},
+    **{"request": 2000, "frame": 3000, "config": 1500},
+}
 CORPUS_BYTES_MAX = 200 * 1024
 
 

@@ -11,8 +11,26 @@ from gpumuxd.domain import COMPLETED, Outcome, OutcomeKind, PriorityClass, RunRe
 from gpumuxd.wire import frames
 
 EXPLANATION = frames.Explanation(
-    *((1,), "bounded", "a reason", PriorityClass.STANDARD, 2, (1, 2), 3, 1),
-    *((frames.ExplainedSlice(0, 2, 3),), 1, 3, None, "", "", 2, 1, 0, 0, 0, False),
+    bucket=(1,),
+    mode="bounded",
+    reason="a reason",
+    priority_class=PriorityClass.STANDARD,
+    group_count=2,
+    group_ns=(1, 2),
+    run_ns=3,
+    slice_count=1,
+    slices=(frames.ExplainedSlice(0, 2, 3),),
+    window=1,
+    slice_ns=3,
+    bound_ns=4,
+    bound_origin="",
+    bound_model="",
+    floor_ns=2,
+    floor_group=1,
+    exec_ns=0,
+    preempt_ns=0,
+    preempt_expected_ns=0,
+    is_guess=False,
 )
 LONG_GROUP = frames.LongGroup(0, 9, 0, 2)
 TOLD: tuple[frames.Frame, ...] = (

@@ -10,13 +10,14 @@ import asyncio
 import grpc
 from grpc_health.v1 import health_pb2 as pb
 
+from gpumuxd.errors import InvalidRequest
+from gpumuxd.rpc.call import Context, parse
 from gpumuxd.rpc.control import SERVICE as CONTROL_SERVICE
 from gpumuxd.rpc.inference import SERVICE as INFERENCE_SERVICE
+from gpumuxd.rpc.status import failure_of
 
 SERVICE = "grpc.health.v1.Health"
 _KNOWN = frozenset({"", INFERENCE_SERVICE, CONTROL_SERVICE})
-
-Context = grpc.aio.ServicerContext[pb.HealthCheckRequest, pb.HealthCheckResponse]
 
 
 class HealthService:
@@ -39,16 +40,11 @@ class HealthService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Both methods for a server."""
-        serialize = pb.HealthCheckResponse.SerializeToString
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Check": grpc.unary_unary_rpc_method_handler(
-                    self._check, pb.HealthCheckRequest.FromString, serialize
-                ),
-                "Watch": grpc.unary_stream_rpc_method_handler(
-                    self._watch, pb.HealthCheckRequest.FromString, serialize
-                ),
+                "Check": grpc.unary_unary_rpc_method_handler(self._check),
+                "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
             },
         )
 
@@ -58,21 +54,21 @@ class HealthService:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _check(
-        self, request: pb.HealthCheckRequest, context: Context
-    ) -> pb.HealthCheckResponse:
+    async def _check(self, data: bytes, context: Context) -> bytes:
+        request = await _parsed(data, f"/{SERVICE}/Check", context)
         if request.service not in _KNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
-        return self._response(request.service)
+        return self._response(request.service).SerializeToString()
 
-    async def _watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
+    async def _watch(self, data: bytes, context: Context) -> None:
+        request = await _parsed(data, f"/{SERVICE}/Watch", context)
         told = None
         while True:
             changed = self._changed
             response = self._response(request.service)
             if response.status != told:
                 told = response.status
-                await context.write(response)
+                await context.write(response.SerializeToString())
             elif self._is_closed:
                 return
             else:
@@ -84,3 +80,13 @@ class HealthService:
         if self._is_serving:
             return pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVING)
         return pb.HealthCheckResponse(status=pb.HealthCheckResponse.NOT_SERVING)
+
+
+async def _parsed(data: bytes, path: str, context: Context) -> pb.HealthCheckRequest:
+    """The message; a malformed one is the client's error, which gRPC would call ours."""
+    try:
+        return parse(pb.HealthCheckRequest, data)
+    except InvalidRequest as error:
+        failure = failure_of(error, path)
+    await context.abort(failure.code, failure.text, failure.trailing_metadata)
+    raise AssertionError("abort raises")

@@ -516,6 +516,16 @@ async def test_node_status_is_for_admins(
 # Health
 
 
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_health_that_is_asked_for_in_no_words_of_its_own(
+    channel: grpc.aio.Channel, method: str
+) -> None:
+    path = f"/grpc.health.v1.Health/{method}"
+    status, details, reason = await refusal(channel, path, b"\x0a\xff")
+    assert (status, reason) == ("INVALID_ARGUMENT", "InvalidRequest")
+    assert details == "the message is not a well-formed HealthCheckRequest"
+
+
 async def test_health_of_a_service_that_is_not_there(channel: grpc.aio.Channel) -> None:
     request = health_pb2.HealthCheckRequest(service="nothing")
     assert (await refusal(channel, "/grpc.health.v1.Health/Check", request))[0] == "NOT_FOUND"

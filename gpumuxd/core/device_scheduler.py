@@ -173,7 +173,7 @@ class DeviceScheduler:
         is_late_spared = cursor.is_spared and cursor.last_end_ns > cursor.deadline_ns
         if not cursor.interfered and not is_late_spared:
             moved = cursor.table.record_run(cursor.column, cursor.compute_ns, slice_no)
-            self._launcher.bounds_are_stale |= moved
+            self._launcher.estimates_moved |= moved
         self._endings.run_passed(cursor)
 
     def _slice_failed(self, event: SliceFailed, now_ns: int) -> None:

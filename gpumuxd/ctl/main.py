@@ -156,6 +156,18 @@ def _parser() -> argparse.ArgumentParser:
     unload.add_argument("model")
     unload.set_defaults(command=_unload, show=tables.show_done)
 
+    drain = commands.add_parser(
+        "drain",
+        help="take a device or the node out of service; what was admitted finishes (for admins)",
+        parents=[shared],
+    )
+    undrain = commands.add_parser(
+        "undrain", help="put a device or the node back in service (for admins)", parents=[shared]
+    )
+    for one, command in ((drain, _drain), (undrain, _undrain)):
+        one.add_argument("--device", default="", help="such as cpu:1; default: the whole node")
+        one.set_defaults(command=command, show=tables.show_drained)
+
     for one in (parser, status, models, load, unload):  # of the others it is the model's
         one.add_argument("--version", action="version", version=f"gpumuxctl {__version__}")
     _add_infer(commands.add_parser("infer", help="run one inference", parents=[shared]))
@@ -248,6 +260,16 @@ def _unload(client: Client, options: argparse.Namespace) -> Any:
     )
     client.unload(options.model)
     return {"model": options.model, "done": "unloaded" if was_loaded else "was not loaded"}
+
+
+def _drain(client: Client, options: argparse.Namespace) -> Any:
+    models = [asdict(model) for model in client.drain(options.device)]
+    return {"device": options.device, "done": "drained", "models": models}
+
+
+def _undrain(client: Client, options: argparse.Namespace) -> Any:
+    models = [asdict(model) for model in client.undrain(options.device)]
+    return {"device": options.device, "done": "back in service", "models": models}
 
 
 def _infer(client: Client, options: argparse.Namespace) -> Any:

@@ -160,6 +160,17 @@ def show_done(console: Console, answer: Any) -> None:
     console.print(Text(f"{answer['model']} {answer['done']}"))
 
 
+def show_drained(console: Console, answer: Any) -> None:
+    """What was drained or put back, and a row for each model that was concerned."""
+    console.print(Text(f"{answer['device'] or 'the node'} {answer['done']}"))
+    if answer["models"]:
+        table = Table("model", "version", "", "where, or why not", box=None, pad_edge=False)
+        for model in answer["models"]:
+            values = (model["name"], model["version"], model["fate"], model["reason"])
+            table.add_row(*map(Text, values))
+        print_rows(console, table)
+
+
 def show_result(console: Console, result: Any) -> None:
     """Each output, shortened, and what happened to the request."""
     for name, output in result["outputs"].items():

@@ -231,8 +231,8 @@ class ModelDetail:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device as an operator sees it. `state` is starting, ready, lost or stopped; `bound_ns` is 0
-    where none is promised."""
+    """A device as an operator sees it. `state` is starting, ready, lost or stopped, and of one that
+    is ready but out of service draining or drained; `bound_ns` is 0 where none is promised."""
 
     name: str
     state: str
@@ -248,6 +248,17 @@ class DeviceView:
     device_busy_ns: int = 0
     best_effort_grants: int = 0
     best_effort_granted_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedModel:
+    """What became of a version on a device that was drained, or put back. `fate` is moved, served
+    elsewhere, left (it serves no more) or loaded (again); `reason` where it serves, or why not."""
+
+    name: str
+    version: str
+    fate: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +388,15 @@ class NodeApi(Protocol):
 
     async def unload(self, tenant: Tenant, name: str) -> None:
         """Unload all versions; what runs finishes first. Raises UnknownModel."""
+        ...
+
+    async def drain_device(self, tenant: Tenant, device: str) -> Sequence[DrainedModel]:
+        """Take a device out of service; return when it is empty. No name: the node admits nothing
+        new. Raises PermissionDenied or InvalidRequest."""
+        ...
+
+    async def undrain_device(self, tenant: Tenant, device: str) -> Sequence[DrainedModel]:
+        """Put it back. Raises PermissionDenied or InvalidRequest."""
         ...
 
     def record(

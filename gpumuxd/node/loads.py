@@ -60,7 +60,7 @@ class Loads:
         load = self._waiting.get(name)
         if load is None:
             load = self._waiting[name] = _Load()
-            load.task = self._in_background(self._load(name, load, retries), f"load {name}")
+            load.task = self.in_background(self._load(name, load, retries), f"load {name}")
         load.is_asked_for |= is_asked_for
         assert load.task is not None
         await asyncio.shield(load.task)  # a caller that goes away takes nobody's load with it
@@ -69,7 +69,7 @@ class Loads:
         """Unload all versions and return when they are gone."""
         # A load that is asked for from now on comes after this and joins none before it.
         self._waiting.pop(name, None)
-        await asyncio.shield(self._in_background(self._unload(name, reason), f"unload {name}"))
+        await asyncio.shield(self.in_background(self._unload(name, reason), f"unload {name}"))
 
     def has_untried(self, listing: ModelListing) -> bool:
         """Is there a version that should serve, does not, and may if it is tried again as it is?"""
@@ -188,7 +188,7 @@ class Loads:
             _log_loaded(entry, replica)
         assert entry.is_ready, entry
         for replaced in old.values():
-            self._in_background(_release(replaced), "release a replica")
+            self.in_background(_release(replaced), "release a replica")
 
     async def fill(self, name: str) -> None:
         """Bring versions that serve to as many replicas as were asked for, as far as can be."""
@@ -200,7 +200,7 @@ class Loads:
     def fill_all(self) -> None:
         """The same for all models, most urgent first; a device that was away is back."""
         names = dict.fromkeys(entry.name for entry in sorted(self._table, key=lambda e: e.rank))
-        self._in_background(self._fill_in_turn(list(names)), "place missing replicas")
+        self.in_background(self._fill_in_turn(list(names)), "place missing replicas")
 
     async def _fill_in_turn(self, names: Sequence[str]) -> None:
         for name in names:
@@ -208,11 +208,31 @@ class Loads:
 
     async def _fill(self, entry: VersionEntry) -> None:
         """Replicas that can't be placed now are no failure: what serves goes on."""
+        try:
+            await self.fill_entry(entry)
+        except GpumuxdError as error:  # all it has is on devices that are about to be emptied
+            entry.missing = error.message
+
+    async def fill_entry(self, entry: VersionEntry) -> bool:
+        """Place what is missing, replicas on drained devices not counted; true if anything was.
+        Raises GpumuxdError when it would be nowhere else. The lock of its name is held."""
         made = await self._placing.fill(entry)
         entry.missing = made.missing
         for replica in made.replicas:
             entry.add(replica)
             _log_loaded(entry, replica)
+        return bool(made.replicas)
+
+    def leave(self, entry: VersionEntry, reason: str) -> Coroutine[Any, Any, None]:
+        """Refuse a version because its device is drained. Returns what lets it finish and go."""
+        entry.is_drained = True
+        if entry.is_ready:
+            entry.move(ModelState.UNLOADING, reason)
+        return self._retire(entry.name, [(entry, entry.replicas)], reason)
+
+    async def release(self, replica: Replica) -> None:
+        """Let a replica that serves no more finish what it has and go."""
+        await _release(replica)
 
     def _retire_others(self, name: str, wanted: Sequence[int]) -> None:
         """Versions that are not selected take nothing new, and drain without anybody waiting."""
@@ -226,7 +246,7 @@ class Loads:
             if other.is_ready:
                 other.move(ModelState.UNLOADING, f"being {reason}")
         if others:
-            self._in_background(self._retire(name, others, reason), f"retire {name}")
+            self.in_background(self._retire(name, others, reason), f"retire {name}")
 
     async def _retire(
         self, name: str, others: Sequence[tuple[VersionEntry, dict[str, Replica]]], reason: str
@@ -241,6 +261,8 @@ class Loads:
             await asyncio.gather(
                 *(self._take_down(e, reason) for e in self._table.versions(name) if e.replicas)
             )
+            for entry in self._table.versions(name):
+                entry.is_drained = False  # nobody wants it back
             await self._journal.remove(name)
 
     async def _take_down(self, entry: VersionEntry, reason: str) -> None:
@@ -261,7 +283,7 @@ class Loads:
             entry.move(ModelState.UNAVAILABLE, reason)
         _log.info("model_unloaded", model=entry.label, reason=reason)
 
-    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+    def in_background(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
         """A task of our own, which nothing but `close` cancels."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
@@ -286,5 +308,7 @@ def _log_loaded(entry: VersionEntry, replica: Replica) -> None:
 
 
 async def _release(replica: Replica) -> None:
-    await replica.link.unload(replica.key)
-    replica.artifact.close()
+    try:
+        await replica.link.unload(replica.key)
+    finally:
+        replica.artifact.close()

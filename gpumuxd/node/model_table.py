@@ -98,6 +98,7 @@ class VersionEntry:
     replicas       by device
     device_losses  deaths of devices while it was loaded again
     missing        why there are fewer replicas than its manifest asks for
+    is_drained     it had to go because its device was drained, and is not back
     note           while it is READY: why what is on the disk now does not serve in its place (yet)
     failed         what could not be loaded, and would not be if it were tried again
     """
@@ -109,6 +110,7 @@ class VersionEntry:
     replicas: dict[str, Replica] = field(default_factory=dict)
     device_losses: int = 0
     missing: str = ""
+    is_drained: bool = False
     note: str = ""
     failed: ModelVersion | None = None
 
@@ -117,6 +119,7 @@ class VersionEntry:
         assert state in TRANSITIONS[self.state], f"{self.name}: {self.state} to {state}"
         assert (state is ModelState.READY) <= bool(self.replicas), f"{self.name}: nothing serves"
         self.state = state
+        self.is_drained = self.is_drained and state is not ModelState.READY
         self.reason = reason or _REASONS[state]
 
     def fail(self, found: ModelVersion | None, reason: str) -> None:

@@ -15,6 +15,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -32,6 +33,8 @@ from gpumuxd.errors import (
 )
 from gpumuxd.models.repository import Repository
 from gpumuxd.node.api import (
+    DeviceView,
+    DrainedModel,
     ExplanationView,
     IndexEntry,
     InferCall,
@@ -96,6 +99,7 @@ class Node:
         self._limits = Limits(self.tenants, self._idle.set)
         self._request_ids = itertools.count(1)
         self._is_draining = False
+        self._is_held = False  # by an operator, until it is told otherwise
         self._is_cut = False
         self.requests_cut: Counter[tuple[str, str]] = Counter()  # by tenant and model
         self._devices = {
@@ -126,6 +130,7 @@ class Node:
             Placement(settings.placement),
             clock,
         )
+        self._registry.draining.on_change = self._tell_readiness
         self.polling = (
             Polling(self._registry.catalogue, self._registry.loads, settings.poll_ns)
             if is_polling
@@ -226,13 +231,15 @@ class Node:
     def is_ready(self) -> bool:
         return (
             not self._is_draining
+            and not self._is_held
             and not self._startup.is_trying
             and all(device.state == "ready" for device in self._devices.values())
             and all(self._registry.is_serving(name) for name in self._startup.models)
         )
 
     def is_model_ready(self, tenant: Tenant, name: str, version: str) -> bool:
-        return not self._is_draining and self._registry.is_ready(tenant, name, version)
+        is_admitting = not self._is_draining and not self._is_held
+        return is_admitting and self._registry.is_ready(tenant, name, version)
 
     async def model_view(self, tenant: Tenant, name: str, version: str) -> ModelView:
         return await self._registry.view(tenant, name, version)
@@ -256,9 +263,9 @@ class Node:
             version=gpumuxd.__version__,
             started_ns=self._started_ns,
             now_ns=self._clock(),
-            devices=tuple(device.view() for device in self._devices.values()),
+            devices=tuple(map(self._device_view, self._devices.values())),
             reason=status_reason(
-                self._is_draining,
+                "stopping" if self._is_draining else "drained" if self._is_held else "",
                 self._devices.values(),
                 self._registry,
                 self._startup,
@@ -276,6 +283,25 @@ class Node:
         self._check_explicit()
         await self._registry.unload(tenant, name)
         self._tell_readiness()
+
+    async def drain_device(self, tenant: Tenant, device: str) -> Sequence[DrainedModel]:
+        self._check_drainable(tenant, device)
+        self._check_admitting(also_held=True)
+        if device:
+            return await self._registry.draining.drain(device)
+        self._is_held = True
+        self._tell_readiness()
+        return ()
+
+    async def undrain_device(self, tenant: Tenant, device: str) -> Sequence[DrainedModel]:
+        self._check_drainable(tenant, device)
+        self._check_admitting(also_held=True)
+        if device:
+            fates = await self._registry.draining.undrain(device)
+        else:
+            self._is_held, fates = False, ()
+        self._tell_readiness()
+        return fates
 
     def record(
         self, tenant: Tenant, device: str, duration_ns: int, bytes_max: int
@@ -339,10 +365,18 @@ class Node:
         )
         return fit, frame, memory
 
-    def _check_admitting(self) -> None:
+    def _check_admitting(self, also_held: bool = False) -> None:
         if self._is_draining:
             reason = "the daemon is stopping and takes nothing new"
             raise Draining(reason, retry_delay_ns=DRAINING_RETRY_DELAY_NS)
+        if self._is_held and not also_held:
+            raise Draining("the node was drained by its operator and takes nothing new for now")
+
+    def _check_drainable(self, tenant: Tenant, device: str) -> None:
+        if not tenant.is_admin:
+            raise PermissionDenied(f"tenant {tenant.name!r} is not an admin")
+        if device and device not in self._devices:
+            raise InvalidRequest(f"expected a device of {', '.join(self._devices)}, got {device!r}")
 
     def _check_explicit(self) -> None:
         if self.polling is not None:
@@ -362,6 +396,11 @@ class Node:
             self._spawn_device,
             self._registry.bound_watch.hear,
         )
+
+    def _device_view(self, device: DeviceSupervisor) -> DeviceView:
+        view = device.view()
+        drain = self._registry.draining.state(view.name)
+        return replace(view, state=drain) if drain and view.state == "ready" else view
 
     def _links(self) -> Mapping[str, DeviceLink | None]:
         return {name: device.link for name, device in self._devices.items()}

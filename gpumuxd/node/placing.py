@@ -77,7 +77,8 @@ class Placing:
         """The same bits on more devices, until there are as many replicas as was asked for."""
         like = entry.replica
         assert like is not None
-        return await self._spread(entry, like.artifact, like.manifest, entry.replicas.keys())
+        held = [device for device in entry.replicas if device not in self.drained]
+        return await self._spread(entry, like.artifact, like.manifest, held)
 
     async def place_again(self, entry: VersionEntry, link: DeviceLink, lost: Replica) -> Replica:
         """The same bits on the next life of the same device."""

@@ -12,25 +12,26 @@ from gpumuxd.node.supervisor import DeviceSupervisor
 
 
 def status_reason(
-    is_draining: bool,
+    halted: str,
     devices: Iterable[DeviceSupervisor],
     registry: Registry,
     startup: Startup,
 ) -> str:
     """All that keeps the node from being ready, and repositories that do not answer, which don't:
     what is loaded serves on. "" when all is well."""
-    reasons = [reason_not_ready(is_draining, devices, registry, startup)]
+    reasons = [reason_not_ready(halted, devices, registry, startup)]
     return "; ".join(filter(None, reasons + registry.catalogue.silent))
 
 
 def reason_not_ready(
-    is_draining: bool,
+    halted: str,
     devices: Iterable[DeviceSupervisor],
     registry: Registry,
     startup: Startup,
 ) -> str:
-    """All that keeps the node from being ready, "" for a node that is."""
-    reasons = ["stopping"] if is_draining else []
+    """All that keeps the node from being ready, "" for a node that is. `halted`: why it admits
+    nothing at all."""
+    reasons = [halted] if halted else []
     for device in devices:
         if device.state != "ready":
             why = f": {device.lost_reason}" if device.state == "lost" else ""

@@ -43,6 +43,8 @@ class Recovery:
     async def handle_device_started(self, link: DeviceLink) -> None:
         """Load again what served on this device before it was lost, one after the other."""
         device = link.settings.device
+        if device in self._placing.drained:  # they are on their way elsewhere
+            return
         waiting = [entry for entry in self._table if device in entry.replicas]
         for entry in sorted(waiting, key=lambda entry: entry.rank):
             async with self._locks[entry.name]:

@@ -13,6 +13,7 @@ from gpumuxd.clock import Clock
 from gpumuxd.core.placement import Placement
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import (
+    Draining,
     InvalidModel,
     InvalidRequest,
     ModelNotReady,
@@ -28,6 +29,7 @@ from gpumuxd.node.api import IndexEntry, ModelState, ModelView, Tenant
 from gpumuxd.node.bound_watch import BoundWatch
 from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.draining import DeviceDraining
 from gpumuxd.node.journal import Journal
 from gpumuxd.node.loading import Loading
 from gpumuxd.node.loads import Loads
@@ -66,6 +68,8 @@ class Registry:
         self._journal = journal
         placing = Placing(self._table, loading, tenants, links, placement)
         self.loads = Loads(self.catalogue, self._table, placing, journal)
+        self.draining = DeviceDraining(self._table, placing, self.loads)
+        self._drained = placing.drained
         self.recovery = Recovery(self._table, placing, self.loads.locks)
         self.bound_watch = BoundWatch(self._table)
         self.failures: dict[str, str] = {}
@@ -105,8 +109,9 @@ class Registry:
         return replica
 
     def _best(self, entry: VersionEntry, tenant: Tenant, priority: int) -> Replica:
-        """Of the replicas whose devices are up, by the placement policy."""
+        """Of the replicas whose devices are up and in service, by the placement policy."""
         alive = entry.alive or list(entry.replicas.values())
+        alive = [each for each in alive if each.device not in self._drained] or alive
         if len(alive) == 1:
             return alive[0]
         wire = priority if priority > 0 else tenant.priority_default
@@ -134,7 +139,9 @@ class Registry:
         if number not in self._loaded(name):
             listing.version(number)
         reason = self._on_disk(listing, number).reason or "it was loaded only just now; retry"
-        raise ModelNotReady(f"model {name!r} version {number}: {reason}")
+        is_drained = self._table.entry(name, number).is_drained
+        kind = Draining if is_drained else ModelNotReady
+        raise kind(f"model {name!r} version {number}: {reason}")
 
     async def view(self, tenant: Tenant, name: str, version: str) -> ModelView:
         """A loaded model. Raises UnknownModel or ModelNotReady."""

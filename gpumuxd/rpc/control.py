@@ -1,7 +1,9 @@
 """The control API: what operators see of the node, and tenants of their models."""
 
+from collections.abc import Iterable
+
 from gpumuxd.errors import InvalidRequest, PermissionDenied
-from gpumuxd.node.api import NodeApi
+from gpumuxd.node.api import DrainedModel, NodeApi
 from gpumuxd.rpc.call import Caller, Method, for_tenants
 from gpumuxd.rpc.detail_codec import encode_detail
 from gpumuxd.rpc.explanation_codec import encode_explanation
@@ -25,6 +27,8 @@ class ControlService:
             "NodeStatus": for_tenants(pb.NodeStatusRequest, self._node_status),
             "ModelDetail": for_tenants(pb.ModelDetailRequest, self._model_detail),
             "ExplainModel": for_tenants(pb.ExplainModelRequest, self._explain),
+            "Drain": for_tenants(pb.DrainRequest, self._drain),
+            "Undrain": for_tenants(pb.DrainRequest, self._undrain),
         }
 
     async def _node_status(
@@ -59,6 +63,12 @@ class ControlService:
             ],
         )
 
+    async def _drain(self, request: pb.DrainRequest, caller: Caller) -> pb.DrainResponse:
+        return _drained(await self._node.drain_device(caller.tenant, request.device))
+
+    async def _undrain(self, request: pb.DrainRequest, caller: Caller) -> pb.DrainResponse:
+        return _drained(await self._node.undrain_device(caller.tenant, request.device))
+
     async def _model_detail(
         self, request: pb.ModelDetailRequest, caller: Caller
     ) -> pb.ModelDetailResponse:
@@ -74,3 +84,12 @@ class ControlService:
             caller.tenant, request.name, request.version, dict(request.sizes)
         )
         return encode_explanation(view)
+
+
+def _drained(models: Iterable[DrainedModel]) -> pb.DrainResponse:
+    return pb.DrainResponse(
+        models=[
+            pb.DrainedModel(name=m.name, version=m.version, fate=m.fate, reason=m.reason)
+            for m in models
+        ]
+    )

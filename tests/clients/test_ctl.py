@@ -73,6 +73,23 @@ async def test_status_says_why_the_node_is_not_ready(
     assert (status["is_ready"], status["reason"]) == (False, "model 'm': [unloaded]")
 
 
+async def test_drain_and_undrain(
+    front: Front, node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await run(front, "drain", "--device", "cpu:0") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("cpu:0 drained\n")
+    assert "moved  cpu:1" in text
+    assert await run(front, "drain") == 0
+    assert capsys.readouterr().out == "the node drained\n"
+    assert node.drained == {"", "cpu:0"}
+    assert await run(front, "--json", "undrain", "--device", "cpu:0") == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert model == {"name": "echo", "version": "1", "fate": "left", "reason": "no room"}
+    assert await run(front, "undrain") == 0
+    assert node.drained == set()
+
+
 async def test_models(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
     assert await run(front, "models") == 0
     text = capsys.readouterr().out

@@ -57,6 +57,13 @@ async def wait_state(world: World, state: ModelState, name: str = "m") -> None:
             pass
 
 
+async def wait_whole(world: World) -> None:
+    """Until a version has all its replicas."""
+    async with asyncio.timeout(WAIT_S):
+        while await world.state() != (ModelState.READY, ""):
+            pass
+
+
 @pytest.mark.parametrize(("first", "then"), [*product(ModelState, ModelState)])
 def test_a_transition_is_in_the_table_or_a_bug(first: ModelState, then: ModelState) -> None:
     legal = {
@@ -206,10 +213,8 @@ async def test_a_device_that_is_back_gets_the_replicas_it_missed(world: World) -
         await world.wait_ready(False)
         await node.load(ADMIN, "m")
         await world.wait_ready()
-        async with asyncio.timeout(WAIT_S):
-            while not loads_on(world, "cpu:1") or (await world.state())[1]:
-                pass
-        assert await world.state() == (ModelState.READY, "")
+        await wait_whole(world)
+        assert len(loads_on(world, "cpu:1")) == 1
 
 
 async def test_a_load_of_what_serves_already_loads_nothing(world: World) -> None:

@@ -20,6 +20,7 @@ from gpumuxd.errors import (
 from gpumuxd.models.spec import ITEM_BYTES, ModelSpec, Symbol, TensorSpec
 from gpumuxd.node.api import (
     DeviceView,
+    DrainedModel,
     ExplanationView,
     IndexEntry,
     InferCall,
@@ -62,6 +63,7 @@ class FakeNode:
 
     models: dict[str, ModelSpec] = field(default_factory=dict)
     loaded: set[str] = field(default_factory=set)
+    drained: set[str] = field(default_factory=set)
     calls: list[InferCall] = field(default_factory=list)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)
@@ -154,6 +156,18 @@ class FakeNode:
         if name not in self.loaded:
             raise UnknownModel(f"model {name!r} is not loaded")
         self.loaded.remove(name)
+
+    async def drain_device(self, tenant: Tenant, device: str) -> Sequence[DrainedModel]:
+        if not tenant.is_admin:
+            raise PermissionDenied(f"tenant {tenant.name!r} is not an admin")
+        self.drained.add(device)
+        return (DrainedModel("echo", "1", "moved", "cpu:1"),) if device else ()
+
+    async def undrain_device(self, tenant: Tenant, device: str) -> Sequence[DrainedModel]:
+        if not tenant.is_admin:
+            raise PermissionDenied(f"tenant {tenant.name!r} is not an admin")
+        self.drained.discard(device)
+        return (DrainedModel("echo", "1", "left", "no room"),) if device else ()
 
     async def record(
         self, tenant: Tenant, device: str, duration_ns: int, bytes_max: int

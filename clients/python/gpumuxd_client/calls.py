@@ -188,6 +188,16 @@ def unload(model: str) -> Call[None]:
     return Call(f"{_INFERENCE}RepositoryModelUnload", request, _nothing, is_idempotent=False)
 
 
+def drain(device: str) -> Call[tuple[types.DrainedModel, ...]]:
+    request = control.DrainRequest(device=device).SerializeToString()
+    return Call(f"{_CONTROL}Drain", request, codec.decode_drained)
+
+
+def undrain(device: str) -> Call[tuple[types.DrainedModel, ...]]:
+    request = control.DrainRequest(device=device).SerializeToString()
+    return Call(f"{_CONTROL}Undrain", request, codec.decode_drained)
+
+
 def node_status() -> Call[types.NodeStatus]:
     request = control.NodeStatusRequest().SerializeToString()
     return Call(f"{_CONTROL}NodeStatus", request, codec.decode_node_status)

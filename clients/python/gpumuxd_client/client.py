@@ -111,6 +111,21 @@ class Client:
         """Unload a model; what runs finishes first."""
         self._run(calls.unload(model), deadline)
 
+    def drain(
+        self, device: str = "", *, deadline: float | None = None
+    ) -> tuple[types.DrainedModel, ...]:
+        """Take a device out of service: its models move to others where they fit, and what was
+        admitted finishes before this returns. No device: the whole node admits nothing new. For
+        admins."""
+        return self._run(calls.drain(device), deadline)
+
+    def undrain(
+        self, device: str = "", *, deadline: float | None = None
+    ) -> tuple[types.DrainedModel, ...]:
+        """Put a device, or the node, back; returns the models that are loaded again. For
+        admins."""
+        return self._run(calls.undrain(device), deadline)
+
     def node_status(self, *, deadline: float | None = None) -> types.NodeStatus:
         """The node and its devices. For admins."""
         return self._run(calls.node_status(), deadline)

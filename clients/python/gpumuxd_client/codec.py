@@ -171,6 +171,14 @@ def decode_index(data: bytes) -> tuple[types.IndexEntry, ...]:
     )
 
 
+def decode_drained(data: bytes) -> tuple[types.DrainedModel, ...]:
+    response = control.DrainResponse.FromString(data)
+    return tuple(
+        types.DrainedModel(model.name, model.version, model.fate, model.reason)
+        for model in response.models
+    )
+
+
 def decode_node_status(data: bytes) -> types.NodeStatus:
     response = control.NodeStatusResponse.FromString(data)
     devices = tuple(

@@ -319,6 +319,17 @@ class RecordingEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainedModel:
+    """What became of a version on a device that was drained or put back. `fate` is moved, served
+    elsewhere, left (it serves no more) or loaded (again); `reason`: where it serves, or why not."""
+
+    name: str
+    version: str
+    fate: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """The node at one moment; `reason`: why it is not ready, and repositories that are silent."""
 

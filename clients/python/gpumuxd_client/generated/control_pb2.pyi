@@ -328,3 +328,27 @@ class RecordingEnd(_message.Message):
     commands: int
     is_whole: bool
     def __init__(self, reason: _Optional[str] = ..., records: _Optional[int] = ..., commands: _Optional[int] = ..., is_whole: _Optional[bool] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("device",)
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    def __init__(self, device: _Optional[str] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[DrainedModel]
+    def __init__(self, models: _Optional[_Iterable[_Union[DrainedModel, _Mapping]]] = ...) -> None: ...
+
+class DrainedModel(_message.Message):
+    __slots__ = ("name", "version", "fate", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    fate: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., fate: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -17,6 +17,7 @@
     +-- OutOfDeviceMemory       RESOURCE_EXHAUSTED
     +-- SequenceLost            UNAVAILABLE
     +-- ModelFaulted            INTERNAL         the culprit
+    +-- ModelQuarantined        FAILED_PRECONDITION
     +-- DeviceLost              UNAVAILABLE      everyone else: retry
     +-- Unsupported             UNIMPLEMENTED
     +-- WrongMode               FAILED_PRECONDITION
@@ -169,6 +170,12 @@ class ModelFaulted(GpumuxdError):
     """This model's code failed on the device."""
 
     status = "INTERNAL"
+
+
+class ModelQuarantined(GpumuxdError):
+    """This model ended devices too often; an admin has to release it."""
+
+    status = "FAILED_PRECONDITION"
 
 
 class DeviceLost(GpumuxdError):

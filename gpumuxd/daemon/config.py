@@ -20,7 +20,13 @@ from gpumuxd.errors import ConfigError, InvalidRequest
 from gpumuxd.models.names import check_model_name
 from gpumuxd.models.toml_text import parse_toml
 from gpumuxd.node.journal import JOURNAL_NAME
-from gpumuxd.node.settings import ALL_MODELS, LoaderSettings, NodeSettings, RepositoryMode
+from gpumuxd.node.settings import (
+    ALL_MODELS,
+    LoaderSettings,
+    NodeSettings,
+    RecoverySettings,
+    RepositoryMode,
+)
 from gpumuxd.rpc.listener import Listener
 from gpumuxd.settings import (
     WINDOW_MAX,
@@ -108,6 +114,7 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
         settings, placement=placement.take_enum("policy", settings.placement, Policy)
     )
     placement.finish()
+    settings = replace(settings, recovery=_parse_recovery(root.take_table("recovery")))
     devices = _parse_devices(root, state_dir, environment)
     tenants, sockets = parse_tenants(root.take_table("tenants"))
     listen = root.take_table("listen")
@@ -149,6 +156,23 @@ def _parse_repository(table: TomlTable, state_dir: Path, base: NodeSettings) -> 
         repository_paths=tuple(_absolute(table, "paths", text) for text in texts),
         repository_mode=table.take_enum("mode", base.repository_mode, RepositoryMode),
         poll_ns=table.take_scaled("poll_s", base.poll_ns, NS_PER_S, NS_PER_S, 24 * 3600 * NS_PER_S),
+    )
+    table.finish()
+    return settings
+
+
+def _parse_recovery(table: TomlTable) -> RecoverySettings:
+    base = RecoverySettings()
+    day_ns = 24 * 3600 * NS_PER_S
+    settings = RecoverySettings(
+        replays_max=table.take_int("replays_max", base.replays_max, 0, 100),
+        replay_wait_ns_max=table.take_scaled(
+            "replay_wait_s_max", base.replay_wait_ns_max, NS_PER_S, 0, 3600 * NS_PER_S
+        ),
+        faults_max=table.take_int("faults_max", base.faults_max, 1, 1000),
+        faults_window_ns=table.take_scaled(
+            "faults_window_s", base.faults_window_ns, NS_PER_S, NS_PER_S, day_ns
+        ),
     )
     table.finish()
     return settings
@@ -215,6 +239,20 @@ def _parse_scheduler(table: TomlTable) -> DeviceSettings:
         ),
         frames_max=table.take_int("frames_max", base.frames_max, 1, 1024),
         frames_reserved=table.take_int("frames_reserved", base.frames_reserved, 0, 512),
+    )
+    device = replace(
+        device,
+        watchdog_factor=table.take_int("watchdog_factor", device.watchdog_factor, 2, 1000),
+        watchdog_ns_min=table.take_scaled(
+            "watchdog_ms_min", device.watchdog_ns_min, NS_PER_MS, NS_PER_S // 2, 3600 * NS_PER_S
+        ),
+        watchdog_ns_unpredicted=table.take_scaled(
+            "watchdog_s_unpredicted",
+            device.watchdog_ns_unpredicted,
+            NS_PER_S,
+            NS_PER_S,
+            3600 * NS_PER_S,
+        ),
     )
     if 2 * scheduler.frames_reserved >= scheduler.frames_max:
         raise ConfigError(

@@ -39,6 +39,7 @@ class Manifest:
     priority_max  highest class any request for it may have; None: the tenant's own ceiling
     batch_max     most rows in a request; None: what the artifact was exported for
     versions      which of its versions serve
+    idempotent    may a request be run again whose device was lost while it ran
     """
 
     slo_ms: float | None = None
@@ -48,6 +49,7 @@ class Manifest:
     priority_max: PriorityClass | None = None
     batch_max: int | None = None
     versions: VersionPolicy = DEFAULT_POLICY
+    idempotent: bool = True
 
     @property
     def slo_ns(self) -> int | None:
@@ -101,6 +103,7 @@ def parse_manifest(data: bytes) -> Manifest:
         priority_max=_priority_max(table),
         batch_max=_batch_max(table),
         versions=_versions(table),
+        idempotent=_idempotent(table),
     )
 
 
@@ -181,3 +184,10 @@ def _versions(table: Mapping[str, Any]) -> VersionPolicy:
     if policy is None:
         raise _wrong("versions", EXPECTED, value)
     return policy
+
+
+def _idempotent(table: Mapping[str, Any]) -> bool:
+    value = table.get("idempotent", True)
+    if not isinstance(value, bool):
+        raise _wrong("idempotent", "true or false", value)
+    return value

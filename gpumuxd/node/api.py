@@ -70,12 +70,14 @@ class InferCall:
 
 @dataclass(frozen=True, slots=True)
 class InferReply:
-    """The result; `version` is the one that ran."""
+    """The result; `version` is the one that ran. `replays`: how often it was sent again, because
+    its device was lost."""
 
     model: str
     version: str
     outputs: Sequence[OutputTensor]
     report: RunReport
+    replays: int = 0
 
 
 class ModelState(enum.StrEnum):

@@ -13,7 +13,7 @@ for what must be said (cancels, unloads) a list that is sent as soon as there is
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from gpumuxd.clock import Clock
@@ -61,10 +61,16 @@ Judge = Callable[[Death], Verdict]
 
 
 class RequestLost(DeviceLost):
-    """A device went away under a request. `is_suspect`: the request may be why."""
+    """A device went away under a request or a load. `is_suspect`: that may be why."""
 
-    def __init__(self, message: str, retry_delay_ns: int | None, is_suspect: bool) -> None:
-        super().__init__(message, retry_delay_ns=retry_delay_ns)
+    def __init__(
+        self,
+        message: str,
+        facts: Mapping[str, str] | None = None,
+        retry_delay_ns: int | None = None,
+        is_suspect: bool = False,
+    ) -> None:
+        super().__init__(message, facts, retry_delay_ns)
         self.is_suspect = is_suspect
 
 
@@ -393,10 +399,13 @@ class DeviceLink:
             if number == verdict.culprit:
                 _fail(request, blamed)
             else:
-                _fail(request, RequestLost(message, recovery_ns, number in verdict.suspects))
+                _fail(request, RequestLost(message, None, recovery_ns, number in verdict.suspects))
         for key, load in self._loads.items():
             is_culprit = version_of_key(key) == verdict.culprit
-            _fail(load, blamed if is_culprit else DeviceLost(message))
+            is_suspect = version_of_key(key) in verdict.suspects
+            _fail(
+                load, blamed if is_culprit else RequestLost(message, None, recovery_ns, is_suspect)
+            )
         _fail(self._started, DeviceLost(message))
         for unload in self._unloads.values():
             _resolve(unload, None)

@@ -21,24 +21,31 @@ class _Usage:
 
 
 class Ticket:
-    """One request and its bytes, counted until `close`."""
+    """One request and its bytes, counted until all who hold it have let go: first whoever it was
+    given to, then each memory of the request, of which a replay has another."""
 
     def __init__(self, limits: "Limits", tenant: Tenant) -> None:
         self._limits = limits
         self._tenant = tenant
         self._bytes = 0
-        self._is_open = True
+        self._holders = 1
+
+    def hold(self) -> None:
+        """One more holds it, and calls `close` in the end."""
+        assert self._holders
+        self._holders += 1
 
     def add_bytes(self, count: int) -> None:
         """Count more bytes. Raises QuotaExceeded and counts none of them."""
-        assert self._is_open
+        assert self._holders
         self._limits._take_bytes(self._tenant, count)
         self._bytes += count
 
     def close(self) -> None:
-        """Give all back. Idempotent."""
-        if self._is_open:
-            self._is_open = False
+        """One holder less; the last one gives all back."""
+        assert self._holders, "closed more often than held"
+        self._holders -= 1
+        if not self._holders:
             self._limits._give_back(self._tenant, self._bytes)
 
 

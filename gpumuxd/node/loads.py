@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from gpumuxd.errors import Draining, GpumuxdError, InvalidModel, ModelNotReady
+from gpumuxd.errors import Draining, GpumuxdError, InvalidModel, ModelNotReady, ModelQuarantined
 from gpumuxd.models.listing import BrokenEntry, ModelListing, ModelVersion
 from gpumuxd.node.api import ModelState
 from gpumuxd.node.catalogue import Catalogue
@@ -77,7 +77,10 @@ class Loads:
             wanted = listing.select().versions
         except GpumuxdError:
             return False
-        return not all(self._has_failed(found) or self._is_current(found) for found in wanted)
+        return not all(
+            self._has_failed(found) or self._is_quarantined(found) or self._is_current(found)
+            for found in wanted
+        )
 
     async def close(self) -> None:
         """Give up loads that run and let go of all artifacts. The devices have ended."""
@@ -128,6 +131,9 @@ class Loads:
     def _has_failed(self, found: ModelVersion) -> bool:
         return self._table.entry(found.name, found.version).failed == found
 
+    def _is_quarantined(self, found: ModelVersion) -> bool:
+        return bool(self._table.entry(found.name, found.version).quarantined)
+
     def _is_current(self, found: ModelVersion) -> bool:
         entry = self._table.entry(found.name, found.version)
         return entry.is_ready and bool(entry.alive) and entry.alive[0].is_of(found)
@@ -154,6 +160,8 @@ class Loads:
 
     async def _bring_up_version(self, found: ModelVersion) -> None:
         entry = self._table.entry(found.name, found.version)
+        if entry.quarantined:
+            raise ModelQuarantined(entry.quarantined)
         if self._is_current(found):
             entry.note, entry.failed = "", None
             await self._fill(entry)
@@ -282,6 +290,19 @@ class Loads:
             entry.replicas, entry.missing = {}, ""
             entry.move(ModelState.UNAVAILABLE, reason)
         _log.info("model_unloaded", model=entry.label, reason=reason)
+
+    def take_down(self, entry: VersionEntry) -> None:
+        """Let a version go that is in quarantine; nobody waits."""
+        self.in_background(self._quarantine(entry), f"quarantine {entry.label}")
+
+    async def _quarantine(self, entry: VersionEntry) -> None:
+        async with self.locks[entry.name]:
+            if not entry.quarantined:
+                return  # it was released meanwhile
+            if entry.replicas:
+                await self._take_down(entry, entry.quarantined)
+            elif entry.state is ModelState.UNAVAILABLE:
+                entry.fail(entry.failed, entry.quarantined)
 
     def in_background(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
         """A task of our own, which nothing but `close` cancels."""

@@ -9,7 +9,7 @@ Invariant: all replicas of an entry are of the same bits and the same manifest.
 """
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from gpumuxd.models.manifest import Manifest
 from gpumuxd.node.api import IndexEntry, ModelState, Tenant
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.loading import LoadedArtifact
+from gpumuxd.node.signal import Signal
 from gpumuxd.node.validation import CallChecker
 from gpumuxd.wire.frames import ModelLoaded
 
@@ -101,6 +102,7 @@ class VersionEntry:
     is_drained     it had to go because its device was drained, and is not back
     note           while it is READY: why what is on the disk now does not serve in its place (yet)
     failed         what could not be loaded, and would not be if it were tried again
+    quarantined    why it is not served, nor loaded again until an admin asks for it; "": it may
     """
 
     name: str
@@ -113,6 +115,8 @@ class VersionEntry:
     is_drained: bool = False
     note: str = ""
     failed: ModelVersion | None = None
+    quarantined: str = ""
+    on_change: Callable[[], None] = lambda: None
 
     def move(self, state: ModelState, reason: str = "") -> None:
         """The only place where a state changes. An illegal transition is a bug."""
@@ -121,6 +125,7 @@ class VersionEntry:
         self.state = state
         self.is_drained = self.is_drained and state is not ModelState.READY
         self.reason = reason or _REASONS[state]
+        self.on_change()
 
     def fail(self, found: ModelVersion | None, reason: str) -> None:
         """It could not be loaded: what served before goes on, and the reason is there to see."""
@@ -142,6 +147,7 @@ class VersionEntry:
         self.replicas[replica.device] = replica
         if self.state is ModelState.LOADING:
             self.move(ModelState.READY)
+        self.on_change()
 
     def _lost(self) -> str:
         """Which of its devices are away while the others serve."""
@@ -203,11 +209,15 @@ class ModelTable:
     """All versions that were ever loaded, by name and number."""
 
     _models: dict[str, dict[int, VersionEntry]] = field(default_factory=dict)
+    changed: Signal = field(default_factory=Signal)
+    """Given when a version changes its state or gets a replica."""
 
     def entry(self, name: str, version: int) -> VersionEntry:
         """The entry of a version, made when it is the first time it is named."""
         versions = self._models.setdefault(name, {})
-        return versions.setdefault(version, VersionEntry(name, version))
+        if version not in versions:
+            versions[version] = VersionEntry(name, version, on_change=self.changed.notify)
+        return versions[version]
 
     def versions(self, name: str) -> list[VersionEntry]:
         """Newest first."""

@@ -12,7 +12,6 @@ released exactly once (`device_link.py` says when).
 """
 
 import asyncio
-import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,13 +22,12 @@ import gpumuxd
 from gpumuxd.clock import Clock, monotonic_ns
 from gpumuxd.core.placement import Placement
 from gpumuxd.errors import (
-    DeadlineInfeasible,
     DeviceLost,
     Draining,
     InvalidRequest,
+    ModelNotReady,
     PermissionDenied,
     WrongMode,
-    deadline_facts,
 )
 from gpumuxd.models.repository import Repository
 from gpumuxd.node.api import (
@@ -45,29 +43,26 @@ from gpumuxd.node.api import (
     RecordingEnd,
     Tenant,
 )
+from gpumuxd.node.blame import Blame, Death, Verdict
 from gpumuxd.node.child_process import SPAWN_DEVICE, Spawn
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.explaining import explain_model
 from gpumuxd.node.journal import Journal
-from gpumuxd.node.limits import Limits, Ticket
+from gpumuxd.node.limits import Limits
 from gpumuxd.node.loader_starter import LoaderStarter, SpawnLoader
 from gpumuxd.node.loading import Loading
 from gpumuxd.node.model_page import model_detail
-from gpumuxd.node.model_table import Replica
 from gpumuxd.node.polling import Polling
 from gpumuxd.node.readiness import status_reason
 from gpumuxd.node.recording import check_limits
 from gpumuxd.node.registry import Registry
-from gpumuxd.node.replies import wait_reply
-from gpumuxd.node.request_memory import RequestMemory
+from gpumuxd.node.replay import Requests
 from gpumuxd.node.settings import NodeSettings, RepositoryMode
 from gpumuxd.node.startup import Startup
 from gpumuxd.node.supervisor import DeviceSupervisor
 from gpumuxd.node.tenants import TenantDirectory
-from gpumuxd.node.validation import Fit, check_priority
 from gpumuxd.settings import DeviceSettings
-from gpumuxd.units import NS_PER_S, ms_from_ns
-from gpumuxd.wire import frames
+from gpumuxd.units import NS_PER_S
 
 DRAINING_RETRY_DELAY_NS = 2 * NS_PER_S
 """Told to whom a daemon that stops refuses. One that is started again at once is not up sooner."""
@@ -97,11 +92,11 @@ class Node:
         self._started_ns = clock()
         self._idle = asyncio.Event()
         self._limits = Limits(self.tenants, self._idle.set)
-        self._request_ids = itertools.count(1)
+        self._blame = Blame()
         self._is_draining = False
-        self._is_held = False  # by an operator, until it is told otherwise
         self._is_cut = False
         self.requests_cut: Counter[tuple[str, str]] = Counter()  # by tenant and model
+        self._is_held = False  # by an operator, until it is told otherwise
         self._devices = {
             device.device: DeviceSupervisor(
                 device,
@@ -129,8 +124,10 @@ class Node:
             self._journal,
             Placement(settings.placement),
             clock,
+            settings.recovery,
         )
         self._registry.draining.on_change = self._tell_readiness
+        self._requests = Requests(self._registry, self._blame, settings.recovery, clock)
         self.polling = (
             Polling(self._registry.catalogue, self._registry.loads, settings.poll_ns)
             if is_polling
@@ -200,6 +197,7 @@ class Node:
         again, and counted in `requests_cut`."""
         self._is_draining = True
         self._is_cut = True
+        self._requests.end()
         self._tell_readiness()
         for device in self._devices.values():
             device.kill()
@@ -215,6 +213,7 @@ class Node:
         """End the devices, after what they have in flight. Idempotent."""
         self._is_draining = True
         self._registry.loads.is_ending = True
+        self._requests.end()
         self._tell_readiness()
         await self._startup.close()
         await asyncio.gather(*(device.stop() for device in self._devices.values()))
@@ -279,7 +278,7 @@ class Node:
         self._tell_readiness()
 
     async def unload(self, tenant: Tenant, name: str) -> None:
-        self._check_admitting()
+        self._check_admitting(also_held=True)
         self._check_explicit()
         await self._registry.unload(tenant, name)
         self._tell_readiness()
@@ -320,50 +319,17 @@ class Node:
             replica = self._registry.replica(call.tenant, call.model, call.version, call.priority)
             if replica is None:
                 await self._registry.raise_absence(call.tenant, call.model, call.version)
-            fit, frame, memory = self._prepare(call, replica, ticket)
-        except BaseException:
-            ticket.close()
-            raise
-        try:
-            return await wait_reply(call, replica, fit, frame, memory)
-        except DeviceLost as error:
+            return await self._requests.run(call, ticket, replica)
+        except (DeviceLost, Draining, ModelNotReady) as error:
             if not self._is_cut:
                 raise
             self.requests_cut[call.tenant.name, call.model] += 1
             reason = "the daemon stops, and this request was not done in time"
             raise Draining(reason, error.facts, DRAINING_RETRY_DELAY_NS) from None
+        finally:
+            ticket.close()
 
-    # One request
-
-    def _prepare(
-        self, call: InferCall, replica: Replica, ticket: Ticket
-    ) -> tuple[Fit, frames.Submit, RequestMemory]:
-        """Everything that can refuse a request in the parent, the copy of its inputs last."""
-        checked = replica.checker.check(call)
-        fit = checked.fit
-        priority_class = check_priority(call.tenant, call.priority, replica.class_max)
-        if call.deadline_ns is not None and call.deadline_ns <= (now_ns := self._clock()):
-            late_ms = ms_from_ns(now_ns - call.deadline_ns)
-            raise DeadlineInfeasible(
-                f"the deadline had passed {late_ms:.3f} ms before it was read",
-                deadline_facts(call.arrived_ns, call.deadline_ns, 0),
-            )
-        ticket.add_bytes(fit.output_bytes)
-        memory = replica.link.reserve(checked, ticket)
-        replica.expect(fit.bucket, priority_class, self._clock())
-        frame = frames.Submit(
-            request_id=next(self._request_ids),
-            tenant=call.tenant.name,
-            model=replica.key,
-            priority_class=priority_class,
-            bucket=fit.bucket,
-            rows=fit.rows,
-            arrived_ns=call.arrived_ns,
-            deadline_ns=call.deadline_ns,
-            inputs=memory.inputs,
-            outputs=memory.outputs,
-        )
-        return fit, frame, memory
+    # Who may
 
     def _check_admitting(self, also_held: bool = False) -> None:
         if self._is_draining:
@@ -395,7 +361,17 @@ class Node:
             self._clock,
             self._spawn_device,
             self._registry.bound_watch.hear,
+            self._judge,
         )
+
+    def _judge(self, death: Death) -> Verdict:
+        """Who is to blame for the end of a device; a version that is too often is not served."""
+        verdict = self._blame.judge(death)
+        if verdict.culprit is not None:
+            self._registry.quarantine.blame(
+                death.suspects[verdict.culprit], f"{death.device} ended: {death.how}"
+            )
+        return verdict
 
     def _device_view(self, device: DeviceSupervisor) -> DeviceView:
         view = device.view()

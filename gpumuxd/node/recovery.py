@@ -51,7 +51,7 @@ class Recovery:
                 if entry.is_ready and not entry.alive:
                     entry.move(ModelState.LOADING, f"device {device} was lost")
                 lost = entry.replicas.get(device)
-                if lost is None or lost.is_alive or not link.is_alive:
+                if lost is None or lost.is_alive or not link.is_alive or entry.quarantined:
                     continue
                 if entry.state in (ModelState.LOADING, ModelState.READY):
                     await self._load_again(entry, link, lost)

@@ -17,6 +17,7 @@ from gpumuxd.errors import (
     InvalidModel,
     InvalidRequest,
     ModelNotReady,
+    ModelQuarantined,
     PermissionDenied,
     UnknownModel,
 )
@@ -43,7 +44,10 @@ from gpumuxd.node.model_table import (
     may_see,
 )
 from gpumuxd.node.placing import Placing
+from gpumuxd.node.quarantine import Quarantine
 from gpumuxd.node.recovery import Recovery
+from gpumuxd.node.settings import RecoverySettings
+from gpumuxd.node.signal import Signal
 from gpumuxd.node.tenants import TenantDirectory
 
 
@@ -59,6 +63,7 @@ class Registry:
         journal: Journal,
         placement: Placement,
         clock: Clock,
+        settings: RecoverySettings,
     ) -> None:
         """`links` tells the link of each configured device, None where it is not up."""
         self._placement = placement
@@ -71,6 +76,7 @@ class Registry:
         self.draining = DeviceDraining(self._table, placing, self.loads)
         self._drained = placing.drained
         self.recovery = Recovery(self._table, placing, self.loads.locks)
+        self.quarantine = Quarantine(self._table, settings, clock, self.loads.take_down)
         self.bound_watch = BoundWatch(self._table)
         self.failures: dict[str, str] = {}
         """Why models that the node loads by itself can't be loaded."""
@@ -79,6 +85,19 @@ class Registry:
 
     def is_serving(self, name: str) -> bool:
         return self._table.serving(name, None) is not None
+
+    @property
+    def changed(self) -> Signal:
+        """Given when something serves that did not, or the other way round."""
+        return self._table.changed
+
+    def is_coming(self, name: str, version: str) -> bool:
+        """Does nothing serve this model now, while something is about to?"""
+        return any(
+            version in ("", str(entry.version))
+            and (entry.state is ModelState.LOADING or (entry.is_ready and not entry.alive))
+            for entry in self._table.versions(name)
+        )
 
     def is_ready(self, tenant: Tenant, name: str, version: str) -> bool:
         """Would `view` return something. Touches no disk."""
@@ -99,7 +118,7 @@ class Registry:
         tenant may see, and `raise_absence` tells why. Touches no disk. Raises InvalidRequest or
         PermissionDenied."""
         entry = self._visible_entry(tenant, name, version_number(version) if version else None)
-        if entry is None:
+        if entry is None or entry.quarantined:
             return None
         replica = self._best(entry, tenant, priority)
         permitted = replica.manifest.tenants
@@ -138,6 +157,9 @@ class Registry:
             raise UnknownModel(f"model {name!r} has no version {version or 'that serves'!r}")
         if number not in self._loaded(name):
             listing.version(number)
+        entry = self._table.entry(name, number)
+        if entry.quarantined:
+            raise ModelQuarantined(f"model {name!r} version {number} is {entry.quarantined}")
         reason = self._on_disk(listing, number).reason or "it was loaded only just now; retry"
         is_drained = self._table.entry(name, number).is_drained
         kind = Draining if is_drained else ModelNotReady
@@ -237,6 +259,8 @@ class Registry:
         listing.check_readable()
         if not may_manage(listing.manifest, tenant):
             raise PermissionDenied(f"tenant {tenant.name!r} may not load model {name!r}")
+        if tenant.is_admin:
+            self.quarantine.release(name)
         await self.loads.load(name, is_asked_for=True)
         self.failures.pop(name, None)
 

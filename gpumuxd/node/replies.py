@@ -21,10 +21,19 @@ _log = structlog.get_logger()
 
 
 async def wait_reply(
-    call: InferCall, replica: Replica, fit: Fit, frame: frames.Submit, memory: RequestMemory
+    call: InferCall,
+    replica: Replica,
+    fit: Fit,
+    frame: frames.Submit,
+    memory: RequestMemory,
+    replays: int,
 ) -> InferReply:
     """Submit a request and return its reply. Raises GpumuxdError in its client's words."""
-    finished = await _finished(replica.link, frame, memory)
+    try:
+        finished = await _finished(replica.link, frame, memory)
+    except ModelFaulted as error:  # it ended its device
+        _log_fault(call, replica, frame.request_id, error)
+        raise _told(error, call, replica) from None
     try:
         if finished.outcome.kind is not OutcomeKind.COMPLETED:
             raise error_of(finished.outcome, call.arrived_ns)
@@ -35,7 +44,7 @@ async def wait_reply(
         raise _told(error, call, replica) from None
     finally:
         memory.release()
-    return InferReply(call.model, replica.version, outputs, finished.report)
+    return InferReply(call.model, replica.version, outputs, finished.report, replays)
 
 
 async def _finished(

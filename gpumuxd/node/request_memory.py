@@ -23,7 +23,7 @@ class RequestMemory:
     def __init__(
         self, arena: Arena, call: CheckedCall, ticket: Ticket, on_release: Callable[[], None]
     ) -> None:
-        """Takes the ticket over when it succeeds. Raises QueueFull when the arena has no room, and
+        """Holds the ticket when it succeeds. Raises QueueFull when the arena has no room, and
         InvalidRequest when it never will have."""
         self._arena = arena
         self._ticket = ticket
@@ -41,6 +41,7 @@ class RequestMemory:
             raise QueueFull(f"no memory for the tensors of this request now: {error}") from error
         self._view = arena.view(self._offset, size_bytes)
         self._is_held = True
+        ticket.hold()
         self.inputs, behind = _blocks(inputs, self._offset)
         self.outputs, _ = _blocks(outputs, behind)
         for block, data in zip(self.inputs, call.data, strict=True):

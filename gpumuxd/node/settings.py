@@ -71,6 +71,22 @@ class RestartSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RecoverySettings:
+    """What becomes of requests and models after the loss of a device."""
+
+    replays_max: int = 2
+    """How often a request is sent again whose device was lost under it."""
+
+    replay_wait_ns_max: int = 60 * NS_PER_S
+    """So long it waits for its model to come back, if its deadline is not sooner."""
+
+    faults_max: int = 3
+    """Devices that a version ends within `faults_window_ns`, after which it is not served."""
+
+    faults_window_ns: int = 600 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
 class LoaderSettings:
     """Limits of a loader process, which reads what tenants made."""
 
@@ -125,4 +141,5 @@ class NodeSettings:
     startup_models: tuple[str, ...] = ()
     link: LinkSettings = field(default_factory=LinkSettings)
     restart: RestartSettings = field(default_factory=RestartSettings)
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
     loader: LoaderSettings = field(default_factory=LoaderSettings)

@@ -104,6 +104,7 @@ def encode_infer(reply: InferReply, request_id: str) -> pb.ModelInferResponse:
     parameters["preemptions"].int64_param = report.preemptions
     parameters["preemption_wait_ns"].int64_param = report.preemption_wait_ns
     parameters["predicted_ns"].int64_param = report.predicted_ns
+    parameters["replays"].int64_param = reply.replays
     return response
 
 

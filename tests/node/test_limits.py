@@ -43,11 +43,13 @@ def test_bytes_are_counted_and_a_refusal_counts_nothing() -> None:
     limits.admit(A, 100)
 
 
-def test_closing_twice_gives_back_once_and_the_last_one_tells() -> None:
+def test_the_last_holder_gives_back_and_the_last_ticket_tells() -> None:
     idle: list[bool] = []
     limits = make_limits(idle)
     first, second = limits.admit(A, 10), limits.admit(B, 10)
+    first.hold()
     first.close()
+    assert limits.requests_in_flight == 2
     first.close()
     assert limits.requests_in_flight == 1
     assert not idle

@@ -35,6 +35,7 @@ from gpumuxd.node.node import DRAINING_RETRY_DELAY_NS, Node
 from gpumuxd.node.settings import (
     LinkSettings,
     LoaderSettings,
+    RecoverySettings,
     RestartSettings,
     TenantSettings,
 )
@@ -341,7 +342,8 @@ async def test_a_child_is_told_settings_tenants_and_threads(world: World) -> Non
 async def test_a_dead_child_fails_what_is_in_flight_and_comes_back_with_its_models(
     world: World,
 ) -> None:
-    async with world.started(startup_models=("m",)) as node:
+    once = RecoverySettings(replays_max=0)
+    async with world.started(startup_models=("m",), recovery=once) as node:
         waiting = [start(node) for _ in range(3)]
         cancelled = start(node)
         await world.life.wait_for(frames.Submit, 4)
@@ -862,7 +864,8 @@ async def test_a_request_that_ends_otherwise_is_no_line(world: World) -> None:
 
 
 async def test_requests_lost_with_their_device_are_one_line_together(world: World) -> None:
-    async with world.started(startup_models=("m",)) as node:
+    once = RecoverySettings(replays_max=0)
+    async with world.started(startup_models=("m",), recovery=once) as node:
         tasks = [start(node) for _ in range(3)]
         await world.life.wait_for(frames.Submit, 3)
         with capture_logs() as lines:
@@ -913,7 +916,8 @@ async def test_a_status_says_why_the_node_is_not_ready(world: World) -> None:
 
 async def test_a_status_names_a_device_that_is_not_ready(world: World) -> None:
     slow = RestartSettings(delay_ns_first=60 * NS_PER_S, delay_ns_max=60 * NS_PER_S)
-    async with world.started(restart=slow, startup_models=("m",)) as node:
+    once = RecoverySettings(replays_max=0)
+    async with world.started(restart=slow, startup_models=("m",), recovery=once) as node:
         task = start(node)
         await world.life.wait_for(frames.Submit)
         world.life.end("signal SIGSEGV")

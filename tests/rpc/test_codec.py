@@ -289,6 +289,7 @@ def test_an_answer_is_raw_with_one_entry_for_each_output_even_an_empty_one() -> 
             OutputTensor("b", "UINT8", (0, 2), b""),
         ),
         report=RunReport(1, 2, 3, 4, 5),
+        replays=6,
     )
     response = codec.encode_infer(reply, "request 1")
     assert (response.model_name, response.model_version, response.id) == ("m", "7", "request 1")
@@ -303,6 +304,7 @@ def test_an_answer_is_raw_with_one_entry_for_each_output_even_an_empty_one() -> 
         "preemptions": 3,
         "preemption_wait_ns": 4,
         "predicted_ns": 5,
+        "replays": 6,
     }
 
 

@@ -136,6 +136,10 @@ class Workload:
         self._key_of_upload.clear()
         self._uploaded.clear()
         self._reload_after_ns.clear()
+        # What the lost one was about to be given stays with it, however soon the other comes.
+        of_the_lost = (ModelReady, ModelDraining)
+        self._mail = [each for each in self._mail if not isinstance(each[2], of_the_lost)]
+        heapq.heapify(self._mail)
         self._announce(now_ns)
 
     def finished(self, request_id: int, kind: OutcomeKind, now_ns: int) -> None:

@@ -60,11 +60,13 @@ test: $(STAMP) $(TRANSLATED)
 sim: $(STAMP) $(TRANSLATED)
 	$(PY) -m gpumuxd.testing.simulator --seed $(SEED) --seeds $(SEEDS)
 
-# Readers one by one in this machine's memory limits, then archives through real processes.
+# Readers one by one in this machine's memory limits, then archives and requests through real
+# processes. The full count of requests: python -m tests.fuzz.mutated_requests (ten minutes).
 fuzz: $(STAMP) $(TRANSLATED)
 	$(PY) -m tests.fuzz.run --seconds $(SECONDS) --seed $(SEED) $(addprefix --target ,$(TARGET))
 ifeq ($(TARGET),)
 	$(PY) -m tests.fuzz.end_to_end --seconds $(SECONDS) --seed $(SEED)
+	$(PY) -m tests.fuzz.mutated_requests --in-process 50000 --wire 5000 --seed $(SEED)
 endif
 
 # Every bench runs even if one before it misses a goal (1) or is inconclusive (2).

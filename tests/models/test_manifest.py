@@ -16,9 +16,10 @@ def test_a_whole_manifest() -> None:
     manifest = parse_manifest(
         b'slo_ms = 32\ntenants = ["voice"]\ndevice = "cpu:1"\nreplicas = 3\n'
         b'priority_max = "REALTIME"\nbatch_max = 8\nversions = { latest = 2 }\n'
+        b"idempotent = false\n"
     )
     assert manifest == Manifest(
-        32.0, ("voice",), ("cpu:1",), 3, PriorityClass.REALTIME, 8, VersionPolicy(latest=2)
+        32.0, ("voice",), ("cpu:1",), 3, PriorityClass.REALTIME, 8, VersionPolicy(latest=2), False
     )
     assert manifest.slo_ns == 32_000_000
 
@@ -38,6 +39,7 @@ def test_an_empty_one_and_none_at_all_are_the_default(tmp_path: Path) -> None:
     [
         ("slo = 3", "unknown key 'slo' (known: slo_ms, tenants"),
         ("[slo_ms]\nx = 1", "slo_ms: expected a number of milliseconds"),
+        ("idempotent = 0", "idempotent: expected true or false, got 0"),
         ("slo_ms = '3'", "slo_ms: expected a number"),
         ("slo_ms = true", "slo_ms: expected a number"),
         ("slo_ms = 0", "slo_ms: expected more than 0"),

@@ -65,6 +65,7 @@ class ModelProfile:
                     empty: every group is a layer
     outstanding_ns  most work that is ever in flight when the groups are launched freely, one by
                     one; a bucket that is missing: the whole run
+    frame_bytes     the most that a run held, by bucket; a bucket that is missing: see `Model`
     """
 
     group_count: int
@@ -73,12 +74,14 @@ class ModelProfile:
     operators: tuple[int, ...] = ()
     layer_ends: tuple[int, ...] = ()
     outstanding_ns: Mapping[Bucket, int] = field(default_factory=dict)
+    frame_bytes: Mapping[Bucket, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReady:
     """A program can be launched. `class_max` is the highest class a permitted tenant may ask for;
-    `slo_ns` is the latency its owner declared, if any, and gives the bound its laxity."""
+    `slo_ns` is the latency its owner declared, if any, and gives the bound its laxity. `tenant` is
+    whose it is alone, if it is one's, `frame_bytes` what a run holds where no bucket says it."""
 
     model: str
     profile: ModelProfile
@@ -86,6 +89,7 @@ class ModelReady:
     slo_ns: int | None = None
     weights_bytes: int = 0
     frame_bytes: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +105,14 @@ class TenantChanged:
 
     `weight` is a positive integer; device time is shared in proportion inside a class.
     `realtime_per_s` None: unlimited; otherwise the excess is ordered as STANDARD.
+    `memory_bytes_max` is for the models that are its alone; None: what the device has.
     """
 
     tenant: str
     weight: int = 1
     realtime_per_s: int | None = None
     realtime_burst: int = 1
+    memory_bytes_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

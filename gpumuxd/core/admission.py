@@ -25,7 +25,7 @@ def why_no_place(
         return Outcome(
             OutcomeKind.QUEUE_FULL, f"{live} requests are queued or running, the limit is reached"
         )
-    reason = ledger.why_never(model)
+    reason = ledger.why_never(model.frame_size(cursor.bucket))
     return Outcome(OutcomeKind.OUT_OF_DEVICE_MEMORY, reason) if reason else None
 
 

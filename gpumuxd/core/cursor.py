@@ -9,7 +9,7 @@ the groups between the first two.
 """
 
 from gpumuxd.core.bucket_table import BucketTable
-from gpumuxd.core.model import Model
+from gpumuxd.core.model import FrameSize, Model
 from gpumuxd.core.tenant import Tenant
 from gpumuxd.domain import Bucket, CursorKind, Outcome, PriorityClass, RunReport
 
@@ -26,10 +26,12 @@ _UPLOAD = CursorKind.UPLOAD
 class Cursor:
     """One run of one program. Members is a tuple of one request until requests are batched.
 
-    `model` and `table` exist once it is admitted; asking for them before is a bug, and raises.
+    `model`, `table` and `frame_size` exist once it is admitted; asking for them before is a bug,
+    and raises.
     """
 
     model: Model
+    frame_size: FrameSize
     table: BucketTable
 
     __slots__ = (
@@ -44,6 +46,7 @@ class Cursor:
         "ending",
         "first_started_ns",
         "frame",
+        "frame_size",
         "goes_on",
         "group_count",
         "in_flight",
@@ -129,6 +132,7 @@ class Cursor:
     def admit(self, model: Model, table: BucketTable) -> None:
         """It is accepted and will run this program."""
         self.model, self.table = model, table
+        self.frame_size = model.frame_size(self.bucket)
         self.group_count = model.group_count
         self.is_admitted = True
 

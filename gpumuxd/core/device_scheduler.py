@@ -90,7 +90,7 @@ class DeviceScheduler:
         )
         self.tap: Tap | None = None  # who listens, if anybody
         self._draining: list[Model] = []
-        self._weights_grew = False
+        self._may_never_fit = False
         self._lost: Outcome | None = None
         self._model_no = 0
 
@@ -119,9 +119,7 @@ class DeviceScheduler:
                     model.last_arrival = self._arrivals.count
                     self._draining.append(model)
             case TenantChanged():
-                self._arrivals.tenant(event.tenant).change(
-                    event.weight, event.realtime_per_s, event.realtime_burst, now_ns
-                )
+                self._tenant_changed(event, now_ns)
             case PartitionChanged():
                 self._partition_changed(event)
             case DeviceMeasured(costs=costs):
@@ -204,11 +202,23 @@ class DeviceScheduler:
             frame_bytes=event.frame_bytes,
             operators=event.profile.operators,
             layer_ends=event.profile.layer_ends,
+            frame_bytes_measured=event.profile.frame_bytes,
+            account=self._ledger.account(event.tenant),
         )
         self._models[event.model] = model
         self._ledger.book_weights(model)
-        self._weights_grew = True
+        self._may_never_fit = True
         self._launcher.bounds_are_stale = True
+
+    def _tenant_changed(self, event: TenantChanged, now_ns: int) -> None:
+        self._arrivals.tenant(event.tenant).change(
+            event.weight, event.realtime_per_s, event.realtime_burst, now_ns
+        )
+        account = self._ledger.account(event.tenant)
+        if account is not None and account.bytes_max != event.memory_bytes_max:
+            account.bytes_max = event.memory_bytes_max
+            self._may_never_fit = True
+            self._endings.unblock()
 
     def _partition_changed(self, event: PartitionChanged) -> None:
         cursors = self._endings.cursors.values()
@@ -248,8 +258,8 @@ class DeviceScheduler:
         endings = self._endings
         if now_ns >= endings.deadlines.first_ns:
             endings.expire(now_ns)
-        if self._weights_grew:
-            self._weights_grew = False
+        if self._may_never_fit:
+            self._may_never_fit = False
             endings.stop_what_never_fits()
         if endings.ended:
             endings.finish_ended(now_ns, commands)
@@ -323,8 +333,22 @@ class DeviceScheduler:
                 self._arrivals.tenants(),
                 self._models.values(),
                 self._endings.cursors.values(),
+                self._memory_bytes_max_of,
             )
         )
+
+    def _memory_bytes_max_of(self, tenant: str) -> int | None:
+        account = self._ledger.account(tenant)
+        return account.bytes_max if account is not None else None
+
+    def free_bytes(self, tenant: str) -> int:
+        """What a model of this tenant alone, or of several (""), may still take."""
+        return max(0, self._ledger.free_bytes(self._ledger.account(tenant)))
+
+    def why_no_room(self, size_bytes: int, tenant: str) -> str:
+        """Why a model of this tenant alone, or of several (""), may not take so much now; empty
+        if it may."""
+        return self._ledger.why_no_room(size_bytes, self._ledger.account(tenant))
 
     def bound_ns(self, priority_class: PriorityClass) -> int | None:
         """How long the device's own work may be in the way of an arrival of this class, as of the

@@ -36,11 +36,11 @@ def why_not_started(cursor: Cursor, ledger: Ledger) -> tuple[Blocked, str] | Non
             f"no frame: {ledger.frames_held} of {ledger.frames_max} are held "
             f"and {name} may use {ledger.frame_limit(cursor.priority_class)}"
         )
-    if not ledger.fits(cursor.model):
+    size = cursor.frame_size
+    if not ledger.fits(size):
         return Blocked.NO_MEMORY, (
-            f"no memory for a frame of {mib_from_bytes(cursor.model.frame_bytes):.1f} MiB: "
-            f"{mib_from_bytes(ledger.bytes_used):.1f} of "
-            f"{mib_from_bytes(ledger.bytes_max):.1f} MiB are used"
+            f"no memory for a frame of {mib_from_bytes(size.bytes):.1f} MiB: "
+            f"{ledger.why_no_room(size.bytes, size.model.account)}"
         )
     return None
 

@@ -89,11 +89,12 @@ class Endings:
         self.finish_ended(now_ns, commands)
 
     def stop_what_never_fits(self) -> None:
-        """Weights that came later may leave no room for the frames of queued requests."""
+        """Weights that came later, or a limit that was lowered, may leave no room for the frames
+        of queued requests."""
         for cursor in self.cursors.values():
             if not cursor.is_admitted or cursor.is_started or cursor.ending is not None:
                 continue
-            reason = self._ledger.why_never(cursor.model)
+            reason = self._ledger.why_never(cursor.frame_size)
             if reason:
                 self.stop(cursor, Outcome(OutcomeKind.OUT_OF_DEVICE_MEMORY, reason))
 
@@ -118,7 +119,7 @@ class Endings:
         self.tell(cursor, now_ns, commands)
         if cursor.frame != NO_FRAME:
             commands.append(Retire(cursor.cursor_id, model.key, cursor.frame))
-            self._ledger.return_frame(model, cursor.frame)
+            self._ledger.return_frame(cursor.frame_size, cursor.frame)
             cursor.frame = NO_FRAME
             model.started -= 1
             self.unblock()
@@ -142,11 +143,12 @@ class Endings:
             del self.cursors[request_id]
 
     def unblock(self) -> None:
-        """Memory was given back: models that were passed over may start again."""
+        """Memory was given back: frames that were passed over may fit again."""
         was_blocked = False
         for model in self._models.values():
-            if model.is_blocked:
-                was_blocked, model.is_blocked = True, not self._ledger.fits(model)
+            for size in model.frame_sizes:
+                if size.is_blocked:
+                    was_blocked, size.is_blocked = True, not self._ledger.fits(size)
         if was_blocked:
             for lane in self.lanes.in_order:
                 lane.run_queue.unblock()

@@ -5,7 +5,7 @@ That is enough to go on from here under other settings (`gpumuxd replay --slicin
 exactly: what is in flight begins again, and windows, tags and samples are lost.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from gpumuxd.core.cursor import NEVER_NS, Cursor
 from gpumuxd.core.lanes import Lanes
@@ -30,6 +30,7 @@ def inventory(
     tenants: Iterable[Tenant],
     models: Iterable[Model],
     cursors: Iterable[Cursor],
+    memory_bytes_max_of: Callable[[str], int | None],
 ) -> Iterator[Event]:
     """The events, in an order in which they can be handled."""
     if lanes.partition is not None:
@@ -38,7 +39,13 @@ def inventory(
     if costs is not None:
         yield costs
     for tenant in tenants:
-        yield TenantChanged(tenant.name, tenant.weight, tenant.realtime_per_s, tenant.burst)
+        yield TenantChanged(
+            tenant.name,
+            tenant.weight,
+            tenant.realtime_per_s,
+            tenant.burst,
+            memory_bytes_max_of(tenant.name),
+        )
     draining = []
     for model in models:
         yield ModelReady(
@@ -47,7 +54,8 @@ def inventory(
             class_max=model.class_max,
             slo_ns=model.slo_ns,
             weights_bytes=model.weights_bytes,
-            frame_bytes=model.frame_bytes,
+            frame_bytes=model.frame_bytes_max,
+            tenant=model.account.tenant if model.account is not None else "",
         )
         if model.is_draining:
             draining.append(model.key)
@@ -78,6 +86,7 @@ def _profile(model: Model) -> ModelProfile:
         operators=tuple([run[i + 1] - run[i] for i in range(len(run) - 1)]),
         layer_ends=tuple(model.layer_ends),
         outstanding_ns=outstanding_ns,
+        frame_bytes=dict(model.frame_bytes_measured),
     )
 
 

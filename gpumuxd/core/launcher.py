@@ -229,7 +229,7 @@ class Launcher:
                 return False
             cursor = run_queue.select(ledger) if not is_held else due
             if cursor is None:
-                has_blocked = any(model.is_blocked for model in self._models.values())
+                has_blocked = self._has_blocked()
                 self._counters.blocked[_NO_MEMORY if has_blocked else _NO_FRAME] += 1
                 return False
             is_grant = due is not None and (is_held or cursor.rank > 0)
@@ -260,6 +260,10 @@ class Launcher:
                 share.granted(work.slice_id, predicted_ns)
             commands.append(_new(Launch, (work,)))
         return False
+
+    def _has_blocked(self) -> bool:
+        """Does some frame not fit beside what is held now?"""
+        return any(size.is_blocked for model in self._models.values() for size in model.frame_sizes)
 
     def _due(self, run_queue: RunQueue, share: BestEffortShare) -> Cursor | None:
         """The best-effort cursor that goes ahead of higher classes now, if one is owed that."""
@@ -345,7 +349,7 @@ class Launcher:
 
     def _start(self, cursor: Cursor, run_queue: RunQueue) -> None:
         """Give it a frame, for as long as it lives."""
-        cursor.frame = self._ledger.take_frame(cursor.model)
+        cursor.frame = self._ledger.take_frame(cursor.frame_size)
         cursor.column = cursor.table.new_column(self._slice_id)
         cursor.model.started += 1
         run_queue.start(cursor)

@@ -2,7 +2,7 @@
 
     RunQueue     one per lane: strict order between classes
     ClassQueue   one class: start-time fair queueing over flows, then deadline, then arrival
-    Flow         one tenant in one class: its started cursors and, per model, its waiting ones
+    Flow         one tenant in one class: its started cursors and, by frame, its waiting ones
 
 REALTIME is a class with a single flow, which makes it earliest deadline first. The baseline order
 `fifo` is a single class with a single flow and no deadlines in its keys. In the fair classes a
@@ -16,8 +16,8 @@ heap with more dead than living is rebuilt, so that a storm of cancels leaves no
 
 Decisions where the plan is silent. A request within its flow may overtake a started one by its
 deadline. A charge is the prediction when a slice is launched, corrected by the true time when it
-has passed. Waiting cursors whose model's frame does not fit in memory are passed over, model by
-model (`Model.is_blocked`), because a smaller frame behind them may fit.
+has passed. Waiting cursors whose frame does not fit in memory are passed over, size by size
+(`FrameSize.is_blocked`), because a smaller frame behind them may fit.
 
 Few cursors are started, at most one for each frame, so their flows are looked through. Any number
 may wait, so the flows' waiting heads are entries of a heap.
@@ -33,7 +33,7 @@ from gpumuxd.core.best_effort_share import stretched_ns
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.deadline_backlog import DeadlineBacklog
 from gpumuxd.core.ledger import Ledger
-from gpumuxd.core.model import Model
+from gpumuxd.core.model import FrameSize
 from gpumuxd.core.tenant import Tenant
 from gpumuxd.domain import PriorityClass
 from gpumuxd.settings import Order
@@ -59,21 +59,21 @@ class Flow:
     def __init__(self) -> None:
         self.tag = 0
         self.started: list[_Item] = []
-        self.waiting: dict[int, tuple[Model, list[_Item]]] = {}  # by model number
+        self.waiting: dict[FrameSize, list[_Item]] = {}  # by what they need
         self.entry: _Entry | None = None  # the current one, of its waiting head
 
     def waiting_head(self) -> _Item | None:
         """The first waiting cursor whose frame may fit."""
         best: _Item | None = None
-        empty: list[int] = []
-        for number, (model, heap) in self.waiting.items():
+        empty: list[FrameSize] = []
+        for size, heap in self.waiting.items():
             item = _living_head(heap)
             if item is None:
-                empty.append(number)
-            elif not model.is_blocked and (best is None or item < best):
+                empty.append(size)
+            elif not size.is_blocked and (best is None or item < best):
                 best = item
-        for number in empty:
-            del self.waiting[number]
+        for size in empty:
+            del self.waiting[size]
         return best
 
     def is_current(self, entry: _Entry) -> bool:
@@ -134,10 +134,7 @@ class ClassQueue:
         if cursor.is_started:
             self._run(flow, item)
             return
-        model = cursor.model
-        if model.number not in flow.waiting:
-            flow.waiting[model.number] = (model, [])
-        heap = flow.waiting[model.number][1]
+        heap = flow.waiting.setdefault(cursor.frame_size, [])
         heappush(heap, item)
         if heap[0][2] is cursor:
             self._refresh(flow)
@@ -145,11 +142,11 @@ class ClassQueue:
     def start(self, cursor: Cursor) -> None:
         """The waiting head took a frame."""
         flow = self._flow(cursor)
-        _, heap = flow.waiting[cursor.model.number]
+        heap = flow.waiting[cursor.frame_size]
         item = heappop(heap)
         assert item[2] is cursor, "only the head of a queue may start"
         if not heap:
-            del flow.waiting[cursor.model.number]
+            del flow.waiting[cursor.frame_size]
         self._run(flow, item)
 
     def _run(self, flow: Flow, item: _Item) -> None:
@@ -192,7 +189,7 @@ class ClassQueue:
         return entry
 
     def peek(self, rank: int, ledger: Ledger, is_grant: bool = False) -> Cursor | None:
-        """The next eligible cursor. Marks models whose frame does not fit as blocked. For a grant,
+        """The next eligible cursor. Marks frames that do not fit as blocked. For a grant,
         flows in which the device's own work is next are passed over, and owed nothing for it."""
         started, started_tag = None, 0
         for flow in self._running:
@@ -218,10 +215,10 @@ class ClassQueue:
                     entry[4].tag = max(entry[4].tag, self.v)
                     own.append(heappop(self._waiting))
                     continue
-                if ledger.fits(cursor.model):
+                if ledger.fits(cursor.frame_size):
                     waiting = cursor
                     break
-                cursor.model.is_blocked = True
+                cursor.frame_size.is_blocked = True
             for entry in own:
                 heappush(self._waiting, entry)
         if waiting is not None:
@@ -229,7 +226,7 @@ class ClassQueue:
         return started[2] if started is not None else None
 
     def unblock(self) -> None:
-        """Frames of some model fit again: give every flow its entry back."""
+        """Frames of some size fit again: give every flow its entry back."""
         for flow in self._flows.values():
             self._refresh(flow)
 
@@ -248,7 +245,7 @@ class ClassQueue:
             tag, _, _, _, flow, cursor = entry
             if not flow.is_current(entry):
                 heappop(heap)
-            elif not cursor.is_queued or cursor.is_started or cursor.model.is_blocked:
+            elif not cursor.is_queued or cursor.is_started or cursor.frame_size.is_blocked:
                 heappop(heap)
                 self._refresh(flow)
             elif tag == flow.tag:
@@ -282,7 +279,7 @@ class ClassQueue:
     def _rebuild(self) -> None:
         self._dead = 0
         for flow in self._flows.values():
-            for _, heap in flow.waiting.values():
+            for heap in flow.waiting.values():
                 _keep_living(heap)
         for flow in self._running:
             _keep_living(flow.started)

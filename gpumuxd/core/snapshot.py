@@ -9,7 +9,7 @@ from gpumuxd.core.lanes import Lanes
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import Model
 from gpumuxd.core.slicing import UNBOUNDED, Bounds
-from gpumuxd.core.statistics import BucketEstimate, DeviceStatistics, ModelStatistics
+from gpumuxd.core.statistics import BucketEstimate, DeviceStatistics, ModelStatistics, TenantMemory
 from gpumuxd.domain import PriorityClass
 
 
@@ -81,6 +81,12 @@ def snapshot(
         best_effort_grants=share.grants if share is not None else 0,
         best_effort_granted_ns=share.granted_ns if share is not None else 0,
         blocked=tuple(counters.blocked_by_reason().items()),
+        memory_bytes_max=ledger.bytes_max,
+        tenants=tuple(
+            TenantMemory(each.tenant, each.weights_bytes, each.frame_bytes, each.bytes_max)
+            for each in ledger.accounts()
+            if each.bytes_used or each.bytes_max is not None
+        ),
     )
 
 
@@ -108,4 +114,8 @@ def _model_statistics(model: Model) -> ModelStatistics:
             BucketEstimate(bucket, table.run_ns, table.longest_group_ns, table.is_measured)
             for bucket, table in model.estimates.tables()
         ),
+        tenant=model.account.tenant if model.account is not None else "",
+        weights_bytes=model.weights_bytes,
+        frame_bytes_held=model.frame_bytes_held,
+        frame_bytes_max=model.frame_bytes_max,
     )

@@ -31,7 +31,7 @@ class BucketEstimate:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatistics:
-    """One model's requests and estimates."""
+    """One model's requests, memory and estimates. `tenant` is whose it is alone, if it is one's."""
 
     model: str
     queued: int
@@ -39,6 +39,20 @@ class ModelStatistics:
     completed: int
     failed: int
     estimates: tuple[BucketEstimate, ...] = ()
+    tenant: str = ""
+    weights_bytes: int = 0
+    frame_bytes_held: int = 0
+    frame_bytes_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TenantMemory:
+    """What one tenant's own models hold, and may hold; None: what the device has."""
+
+    tenant: str
+    weights_bytes: int
+    frame_bytes_held: int
+    bytes_max: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,8 @@ class DeviceStatistics:
     backlog_ns   predicted device time of all that is not launched yet, by class, the lowest first;
                  what is in flight is ahead of everybody and counts as the highest
     blocked      how often each reason kept a lane from launching
+    memory_bytes of `memory_bytes_max`: weights, and the frames that are held
+    tenants      those whose own models hold something, or may hold so much only
     """
 
     queued: int
@@ -81,3 +97,5 @@ class DeviceStatistics:
     laxity_ns: int | None = None
     laxity_model: str = ""
     backlog_ns: tuple[int, ...] = ()
+    memory_bytes_max: int = 0
+    tenants: tuple[TenantMemory, ...] = ()

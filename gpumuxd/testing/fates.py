@@ -4,8 +4,8 @@ Pure questions about what was seen, half of invariant 6: exactly one `Finish`, a
 """
 
 from gpumuxd.commands import Finish
-from gpumuxd.domain import CursorKind, Outcome, OutcomeKind
-from gpumuxd.testing.seen import NEVER_NS, SeenCursor, SeenRequest
+from gpumuxd.domain import Bucket, CursorKind, Outcome, OutcomeKind
+from gpumuxd.testing.seen import NEVER_NS, SeenCursor, SeenModel, SeenRequest
 from gpumuxd.testing.world import World
 
 _REFUSALS = frozenset(
@@ -70,15 +70,22 @@ def _why_no_cause(world: World, request: SeenRequest, kind: OutcomeKind, now_ns:
         OutcomeKind.MODEL_NOT_READY: model is None,
         OutcomeKind.DRAINING: request.met_drain,
         OutcomeKind.OUT_OF_DEVICE_MEMORY: model is not None
-        and _weights_bytes(world) + model.ready.frame_bytes > settings.memory_bytes_max,
+        and _can_never_start(world, model, arrived.bucket),
         OutcomeKind.MODEL_FAULTED: request.cursor is not None and request.cursor.failed,
         OutcomeKind.DEVICE_LOST: world.is_lost,
     }[kind]
     return None if cause else "nothing that was seen is a cause of it"
 
 
-def _weights_bytes(world: World) -> int:
-    return sum(model.ready.weights_bytes for model in world.models.values())
+def _can_never_start(world: World, model: SeenModel, bucket: Bucket) -> bool:
+    """Would a frame go past a limit if no other were held?"""
+    ready = [each.ready for each in world.models.values()]
+    frame_bytes, tenant = model.frame_bytes(bucket), model.ready.tenant
+    if sum(each.weights_bytes for each in ready) + frame_bytes > world.settings.memory_bytes_max:
+        return True
+    limit = world.memory_limit_of(tenant)
+    own_bytes = sum(each.weights_bytes for each in ready if each.tenant == tenant)
+    return limit is not None and own_bytes + frame_bytes > limit
 
 
 def why_wrong_report(world: World, request: SeenRequest, finish: Finish) -> str | None:

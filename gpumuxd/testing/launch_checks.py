@@ -250,10 +250,7 @@ class LaunchCheck:
                 f"{len(world.cursors)} frames are held, {request.effective_class.name} "
                 f"may start while fewer than {limit} are"
             )
-        needed = world.memory_bytes + world.models[work.model].ready.frame_bytes
-        if needed > settings.memory_bytes_max:
-            return f"it makes it {needed} of {settings.memory_bytes_max} bytes"
-        return None
+        return world.why_no_memory(world.models[work.model], work.bucket)
 
     def why_wrong_frame(self, work: Slice) -> str | None:
         """Invariant 7 later: a cursor keeps its frame."""

@@ -16,7 +16,7 @@ from gpumuxd.domain import Bucket, SyncCost
 from gpumuxd.events import ModelProfile
 from gpumuxd.settings import Slicing
 from gpumuxd.testing.parameters import PPM, DeviceParameters, ModelParameters
-from gpumuxd.units import NS_PER_MS, NS_PER_US
+from gpumuxd.units import MIB, NS_PER_MS, NS_PER_US
 
 Random = random.Random
 Overlay = Callable[[Random, DeviceParameters], DeviceParameters]
@@ -203,6 +203,26 @@ def _short_memory(rng: Random, device: DeviceParameters) -> DeviceParameters:
     return replace(device, models=models, faults=faults, settings=settings)
 
 
+def _frames(rng: Random, device: DeviceParameters) -> DeviceParameters:
+    """On some devices frames were measured size by size, and tenants have limits of their own,
+    which leave room for the weights of their models, since those come again and again."""
+    if not chance(rng, 0.2):
+        return device
+    names = ["", *(tenant.name for tenant in device.tenants)]
+    models = []
+    for model in device.models:
+        buckets = [bucket for bucket in model.group_ns if chance(rng, 0.7)]
+        frame_bytes = {bucket: rng.randint(1, 64) * MIB for bucket in buckets}
+        profile = replace(model.profile, frame_bytes=frame_bytes)
+        models.append(replace(model, profile=profile, tenant=rng.choice(names)))
+    tenants = []
+    for tenant in device.tenants:
+        weights_bytes = sum(each.weights_bytes for each in models if each.tenant == tenant.name)
+        limit = weights_bytes + rng.randint(0, 150) * MIB if chance(rng, 0.5) else None
+        tenants.append(replace(tenant, memory_bytes_max=limit))
+    return replace(device, models=tuple(models), tenants=tuple(tenants))
+
+
 def _clocks(rng: Random, device: DeviceParameters) -> DeviceParameters:
     """On some devices all models become slower or faster from a moment on, and maybe again."""
     if not chance(rng, 0.12):
@@ -239,4 +259,5 @@ _OVERLAYS: dict[str, Overlay] = {
     "short memory": _short_memory,
     "clocks": _clocks,
     "losses": _losses,
+    "frames": _frames,
 }

@@ -33,6 +33,8 @@ class ModelParameters:
     """When it is loaded first."""
     chunk_ns: tuple[int, ...] = ()
     """Its weights are brought in before it is ready, by a program of its own of so many groups."""
+    tenant: str = ""
+    """Whose it is alone, as far as memory goes: others may still ask for it."""
 
     @property
     def group_count(self) -> int:
@@ -51,6 +53,8 @@ class TenantParameters:
     weight: int
     realtime_per_s: int | None
     realtime_burst: int
+    memory_bytes_max: int | None = None
+    """Of the models that are its alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ only what was seen of it.
 """
 
 from itertools import accumulate
+from math import ceil, log2, prod
 
 from gpumuxd.domain import Bucket, Slice
 from gpumuxd.events import ModelReady, RequestArrived, TenantChanged
@@ -44,6 +45,19 @@ class SeenModel:
         for bucket, group_ns in ready.profile.group_ns.items():
             self._ends_ns[bucket] = (0, *accumulate(max(1, ns) for ns in group_ns))
             self.slowest_ns[bucket] = max(sum(group_ns), ready.profile.run_ns.get(bucket, 0))
+
+    def frame_bytes(self, bucket: Bucket) -> int:
+        """What a run in this bucket should be booked with: see `ModelProfile.frame_bytes`."""
+        told = self.ready.profile.frame_bytes
+        if not told:
+            return self.ready.frame_bytes
+        if bucket in told:
+            return told[bucket]
+        larger = [told[b] for b in told if all(x <= y for x, y in zip(bucket, b, strict=True))]
+        if larger:
+            return min(larger)
+        ratio = prod(bucket) / max(map(prod, told))
+        return max(told.values()) << max(0, ceil(log2(ratio)))
 
     def see_run(self, bucket: Bucket, device_ns: int) -> None:
         """One whole run of it has passed."""

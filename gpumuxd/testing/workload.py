@@ -222,7 +222,11 @@ class Workload:
         self._post(now_ns, PartitionChanged(0, lanes_of(self._parameters)))
         for tenant in self._parameters.tenants:
             changed = TenantChanged(
-                tenant.name, tenant.weight, tenant.realtime_per_s, tenant.realtime_burst
+                tenant.name,
+                tenant.weight,
+                tenant.realtime_per_s,
+                tenant.realtime_burst,
+                tenant.memory_bytes_max,
             )
             self._post(now_ns, changed)
         if self._parameters.sync_costs:
@@ -252,7 +256,10 @@ class Workload:
             weights_bytes = model.weights_bytes
             program = ModelProfile(len(model.chunk_ns))
             only = PriorityClass.BEST_EFFORT
-            self._post(now_ns, ModelReady(upload, program, only, weights_bytes=weights_bytes))
+            ready = ModelReady(
+                upload, program, only, weights_bytes=weights_bytes, tenant=model.tenant
+            )
+            self._post(now_ns, ready)
             request_id = self._ask_own(upload, CursorKind.UPLOAD, (), now_ns)
             self._key_of_upload[request_id] = upload
 
@@ -268,6 +275,7 @@ class Workload:
             model.slo_ns,
             model.weights_bytes,
             model.frame_bytes,
+            model.tenant,
         )
         self._post(now_ns, loaded)
         bucket = next(iter(model.group_ns))

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from gpumuxd.commands import Admit, Finish, Launch, Release, Retire
-from gpumuxd.domain import Lane, LaneKind, Outcome, PriorityClass, Slice, SyncCost
+from gpumuxd.domain import Bucket, Lane, LaneKind, Outcome, PriorityClass, Slice, SyncCost
 from gpumuxd.events import (
     DeviceLost,
     DeviceMeasured,
@@ -57,6 +57,7 @@ class World:
         self.last_cursor: dict[Lane, SeenCursor] = {}
         self.cursor_of_frame: dict[int, int] = {}
         self.memory_bytes = 0
+        self.memory_of: dict[str, int] = {}  # of the models that are a tenant's alone
         self.arrivals = 0
         self.slices_launched = 0
         self.groups_launched = 0
@@ -92,8 +93,8 @@ class World:
                 cursor.failed = True
                 self._stop_waiting(cursor.request)
             case ModelReady():
-                self.models[event.model] = SeenModel(event)
-                self.memory_bytes += event.weights_bytes
+                model = self.models[event.model] = SeenModel(event)
+                self._book(model, event.weights_bytes)
             case ModelDraining():
                 self.models[event.model].is_draining = True
             case TenantChanged():
@@ -194,7 +195,7 @@ class World:
             self.requests[request_id].cursor = cursor
         self.cursors[work.cursor_id] = cursor
         self.cursor_of_frame[work.frame] = work.cursor_id
-        self.memory_bytes += model.ready.frame_bytes
+        self._book(model, model.frame_bytes(work.bucket))
         model.cursors += 1
         return cursor
 
@@ -212,13 +213,19 @@ class World:
         cursor = self.cursors.pop(command.cursor_id)
         self.cursors_ended.add(command.cursor_id)
         self.cursor_of_frame.pop(cursor.frame, None)
-        self.memory_bytes -= cursor.model.ready.frame_bytes
+        self._book(cursor.model, -cursor.model.frame_bytes(cursor.request.arrived.bucket))
         cursor.model.cursors -= 1
 
     def release(self, command: Release) -> None:
         """Record that a model is gone."""
         model = self.models.pop(command.model)
-        self.memory_bytes -= model.ready.weights_bytes
+        self._book(model, -model.ready.weights_bytes)
+
+    def _book(self, model: SeenModel, size_bytes: int) -> None:
+        self.memory_bytes += size_bytes
+        if model.ready.tenant:
+            held = self.memory_of.get(model.ready.tenant, 0)
+            self.memory_of[model.ready.tenant] = held + size_bytes
 
     def take_touched(self, now_ns: int) -> list[SeenRequest]:
         """The touched requests, and those whose deadline has come; each is told once."""
@@ -238,13 +245,28 @@ class World:
         """Is there a frame for one of this class still to start?"""
         return len(self.cursors) < self.frames_for[priority_class]
 
+    def why_no_memory(self, model: SeenModel, bucket: Bucket) -> str | None:
+        """Why one more frame of this model goes past a limit; None if it does not."""
+        frame_bytes, bytes_max = model.frame_bytes(bucket), self.settings.memory_bytes_max
+        if self.memory_bytes + frame_bytes > bytes_max:
+            return f"it makes it {self.memory_bytes + frame_bytes} of {bytes_max} bytes"
+        name = model.ready.tenant
+        limit, held = self.memory_limit_of(name), self.memory_of.get(name, 0) + frame_bytes
+        if limit is not None and held > limit:
+            return f"it makes it {held} of tenant {name}'s {limit} bytes"
+        return None
+
+    def memory_limit_of(self, tenant: str) -> int | None:
+        """What the models that are this tenant's alone may hold."""
+        seen = self.tenants.get(tenant)
+        return None if seen is None else seen.changed.memory_bytes_max
+
     def may_start(self, request: SeenRequest) -> bool:
         """Is there a frame and memory for it now?"""
         assert request.model is not None
         return (
             self.may_take_frame(request.effective_class)
-            and self.memory_bytes + request.model.ready.frame_bytes
-            <= self.settings.memory_bytes_max
+            and self.why_no_memory(request.model, request.arrived.bucket) is None
         )
 
     def is_eligible(self, request: SeenRequest, now_ns: int) -> bool:

@@ -1,13 +1,14 @@
 """Core objects for tests of single modules, made without a scheduler around them."""
 
+from collections.abc import Mapping
 from itertools import count
 
 from gpumuxd.core.cursor import Cursor
 from gpumuxd.core.estimator import Estimates
 from gpumuxd.core.launch_queue import Flight, LaunchQueue
-from gpumuxd.core.model import Model
+from gpumuxd.core.model import Account, Model
 from gpumuxd.core.tenant import Tenant
-from gpumuxd.domain import CursorKind, PriorityClass, Slice
+from gpumuxd.domain import Bucket, CursorKind, PriorityClass, Slice
 from gpumuxd.events import ModelProfile
 from tests.core.conversation import COMPUTE, REALTIME, STANDARD, profile
 
@@ -22,9 +23,21 @@ def make_model(
     weights_bytes: int = 0,
     frame_bytes: int = 0,
     measured: ModelProfile | None = None,
+    frame_bytes_measured: Mapping[Bucket, int] | None = None,
+    account: Account | None = None,
 ) -> Model:
     estimates = Estimates(measured or profile(*(group_ns or (1_000,))))
-    return Model(key, next(_numbers), estimates, class_max, slo_ns, weights_bytes, frame_bytes)
+    return Model(
+        key,
+        next(_numbers),
+        estimates,
+        class_max,
+        slo_ns,
+        weights_bytes,
+        frame_bytes,
+        frame_bytes_measured=frame_bytes_measured,
+        account=account,
+    )
 
 
 def make_cursor(

@@ -16,7 +16,7 @@ MIB = 1 << 20
 def test_no_frame() -> None:
     ledger = Ledger(0, 8, 2)
     for _ in range(4):
-        ledger.take_frame(make_model())
+        ledger.take_frame(make_model().frame_size((1,)))
     blocked = eligibility.why_not_started(make_cursor(1, None, BEST_EFFORT), ledger)
     assert blocked == (
         Blocked.NO_FRAME,
@@ -31,14 +31,14 @@ def test_no_memory() -> None:
     cursor = make_cursor(1, make_model(frame_bytes=3 * MIB))
     assert eligibility.why_not_started(cursor, ledger) == (
         Blocked.NO_MEMORY,
-        "no memory for a frame of 3.0 MiB: 8.0 of 10.0 MiB are used",
+        "no memory for a frame of 3.0 MiB: 2.0 of 10.0 MiB are free",
     )
 
 
 def test_a_started_cursor_needs_nothing() -> None:
     ledger = Ledger(0, 1, 0)
     cursor = make_cursor(1)
-    cursor.frame = ledger.take_frame(cursor.model)
+    cursor.frame = ledger.take_frame(cursor.frame_size)
     assert eligibility.why_not_started(cursor, ledger) is None
 
 

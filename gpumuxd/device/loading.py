@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from gpumuxd.clock import Clock
 from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.device import process_memory
 from gpumuxd.device.log import log
 from gpumuxd.device.long_groups import longest_groups
 from gpumuxd.device.measuring import INTERNAL_MARK, Measuring
@@ -89,7 +90,7 @@ class Loading:
         self._on_work = on_work
         self.own = OwnRuns(scheduler, executor, clock)
         self.launch_ns = settings.launch_cost_ns  # at least, while nobody has measured it
-        self._profiler = Profiler(self.own, scheduler, settings.scheduler.memory_bytes_max)
+        self._profiler = Profiler(self.own, scheduler)
         self._scheduler = scheduler
         self._executor = executor
         self._post = post
@@ -222,6 +223,7 @@ class Loading:
             stored = self._cache.get(key, served.node_count, buckets)
         measuring = Measuring(
             model.frame.model,
+            model.frame.tenant,
             served,
             buckets,
             self._settings,
@@ -249,7 +251,7 @@ class Loading:
         program = upload.UploadProgram(model.weights)
         body = self.own.run(CursorKind.UPLOAD, key, (), ())
         try:
-            yield from self.own.use(key, program, len(model.weights), body)
+            yield from self.own.use(key, model.frame.tenant, program, len(model.weights), body)
         except RunFailed as error:
             raise RunFailed(f"its weights can't be brought in: {error.message}") from error
 
@@ -271,7 +273,7 @@ class Loading:
             class_max=frame.class_max,
             slo_ns=frame.slo_ns,
             weights_bytes=served.weights_bytes,
-            frame_bytes=profile.frame_bytes,
+            tenant=frame.tenant,
         )
         self._scheduler.handle(ready, self._clock())
         buckets = served.profile_buckets(self._settings.profile_batch_max)
@@ -281,7 +283,7 @@ class Loading:
             longest_group_ns=max(max(times) for times in profile.group_ns.values()),
             run_ns=tuple(sorted(profile.run_ns.items())),
             weights_bytes=served.weights_bytes,
-            frame_bytes=profile.frame_bytes,
+            frame_bytes=max(profile.frame_bytes.values()),
             profile_was_cached=was_cached,
             longest_groups=longest_groups(profile),
             left_out=tuple(each for each in buckets if each not in profile.run_ns),
@@ -290,14 +292,14 @@ class Loading:
         log("debug", "program_ready", key=frame.model, groups=program.group_count)
 
     def _check_memory(self, model: _Model) -> None:
-        used = self._scheduler.statistics().memory_bytes
-        limit = self._settings.scheduler.memory_bytes_max
-        if used + len(model.weights) > limit:
-            whole = (limit + self._settings.arena_bytes) / MIB
+        reason = self._scheduler.why_no_room(len(model.weights), model.frame.tenant)
+        if reason:
+            arena_bytes = self._settings.arena_bytes
+            whole = (self._settings.scheduler.memory_bytes_max + arena_bytes) / MIB
             raise OutOfDeviceMemory(
-                f"weights of {len(model.weights) / MIB:.1f} MiB do not fit: {used / MIB:.1f} of "
-                f"{limit / MIB:.1f} MiB are in use (memory_mib_max {whole:.0f}, of which the arena "
-                f"takes {self._settings.arena_bytes / MIB:.0f})"
+                f"weights of {len(model.weights) / MIB:.1f} MiB do not fit: {reason}; the device "
+                f"has {whole:.0f} MiB (memory_mib_max), of which the arena takes "
+                f"{arena_bytes / MIB:.0f}"
             )
 
     def _profile_key(self, model: _Model, served: Served, buckets: Sequence[Bucket]) -> str:
@@ -337,6 +339,7 @@ class Loading:
         self._leaving.append(self._close(model, last))
 
     def _close(self, model: _Model, last: ModelReleased | ModelFailed) -> Steps[None]:
+        before_bytes = process_memory.resident_bytes()
         model.served = None
         _unmap(model.plan)
         if isinstance(model.weights, mmap.mmap):
@@ -346,7 +349,14 @@ class Loading:
                 yield next_turn
             _unmap(model.weights)
         del self._models[model.frame.model]
-        self._post(ModelReleased(model.frame.model) if model.is_cancelled else last)
+        if not self._models:
+            # 20 to 300 ms, so only when there is nobody to serve. Beside others what is free stays
+            # with malloc, for the next model.
+            process_memory.give_back_unused()
+        if isinstance(last, ModelReleased) or model.is_cancelled:
+            after_bytes = process_memory.resident_bytes()
+            last = ModelReleased(model.frame.model, before_bytes, after_bytes)
+        self._post(last)
 
 
 def _check_wanted(model: _Model) -> None:

@@ -34,6 +34,7 @@ class Measuring:
     """The measuring half of one load."""
 
     model: str
+    tenant: str
     served: Served
     buckets: Sequence[Bucket]
     settings: DeviceSettings
@@ -86,7 +87,7 @@ class Measuring:
         if not measured:
             assert stored is not None, "the smallest bucket is always measured"
             return stored
-        frame_bytes = max(run.frame_bytes for each in runs.values() for run in each)
+        frame_bytes = {b: max(run.frame_bytes for run in runs[b]) for b in measured}
         fresh = profile_from_passes(cuts, measured, frame_bytes)
         if stored is None:
             return fresh
@@ -94,7 +95,7 @@ class Measuring:
             stored,
             group_ns={**stored.group_ns, **fresh.group_ns},
             run_ns={**stored.run_ns, **fresh.run_ns},
-            frame_bytes=max(stored.frame_bytes, frame_bytes),
+            frame_bytes={**stored.frame_bytes, **fresh.frame_bytes},
         )
 
     def _measure(
@@ -108,6 +109,7 @@ class Measuring:
         return (
             yield from self.profiler.measure(
                 f"{self.model}{INTERNAL_MARK}{purpose}",
+                self.tenant,
                 program,
                 self.served.weights_bytes,
                 buckets,
@@ -123,10 +125,10 @@ class Measuring:
         needed = sum(
             tensor_bytes(each.datatype, evaluate_shape(each.shape, sizes)) for each in spec.inputs
         )
-        free = self.settings.scheduler.memory_bytes_max - self.scheduler.statistics().memory_bytes
-        if needed > free:
+        free_bytes = self.scheduler.free_bytes(self.tenant)
+        if needed > free_bytes:
             raise OutOfDeviceMemory(
-                f"inputs at sizes {list(bucket)} take {needed} bytes, {max(free, 0)} are free"
+                f"inputs at sizes {list(bucket)} take {needed} bytes, {free_bytes} are free"
             )
         return (yield from build(lambda: self.served.example_inputs(bucket), self.wake))
 

@@ -117,7 +117,9 @@ class OwnRuns:
         if self._run is not None:
             self._scheduler.handle(RequestCancelled(self._run.request_id), self._clock())
 
-    def use(self, key: str, program: Program, weights_bytes: int, body: Steps[T]) -> Steps[T]:
+    def use(
+        self, key: str, tenant: str, program: Program, weights_bytes: int, body: Steps[T]
+    ) -> Steps[T]:
         """Take the steps of `body`, in which the program can be run under this key."""
         self._executor.load(key, program)
         ready = ModelReady(
@@ -125,6 +127,7 @@ class OwnRuns:
             ModelProfile(program.group_count),
             PriorityClass.BEST_EFFORT,
             weights_bytes=weights_bytes,
+            tenant=tenant,
         )
         self._scheduler.handle(ready, self._clock())
         try:

@@ -60,7 +60,7 @@ class _Budget:
             )
         if held_bytes > self.memory_bytes:
             return OutOfDeviceMemory(
-                f"one run holds {held_bytes} bytes and more, {max(self.memory_bytes, 0)} are free"
+                f"one run holds {held_bytes} bytes and more, {self.memory_bytes} are free"
             )
         return None
 
@@ -71,14 +71,14 @@ Runs = Mapping[Bucket, Sequence[OwnRun]]
 class Profiler:
     """Runs programs in several buckets, several times, and tells what each group took."""
 
-    def __init__(self, own: OwnRuns, scheduler: DeviceScheduler, memory_bytes_max: int) -> None:
+    def __init__(self, own: OwnRuns, scheduler: DeviceScheduler) -> None:
         self._own = own
         self._scheduler = scheduler
-        self._memory_bytes_max = memory_bytes_max
 
     def measure(
         self,
         key: str,
+        tenant: str,
         program: Program,
         weights_bytes: int,
         buckets: Sequence[Bucket],
@@ -90,17 +90,18 @@ class Profiler:
         Buckets grow; those beyond the limits are left out. Raises RunFailed, or OutOfDeviceMemory
         when a run needs more than is free.
         """
-        body = self._passes(key, buckets, example_inputs, passes)
-        return (yield from self._own.use(key, program, weights_bytes, body))
+        body = self._passes(key, tenant, buckets, example_inputs, passes)
+        return (yield from self._own.use(key, tenant, program, weights_bytes, body))
 
     def _passes(
         self,
         key: str,
+        tenant: str,
         buckets: Sequence[Bucket],
         example_inputs: Callable[[Bucket], Steps[list[torch.Tensor]]],
         passes: Callable[[Bucket], int],
     ) -> Steps[dict[Bucket, list[OwnRun]]]:
-        budget = _Budget(PROGRAM_NS_MAX, self._free_bytes())
+        budget = _Budget(PROGRAM_NS_MAX, self._scheduler.free_bytes(tenant))
         runs: dict[Bucket, list[OwnRun]] = {}
         for bucket in self._allowed(buckets, runs):
             inputs = yield from example_inputs(bucket)
@@ -135,10 +136,6 @@ class Profiler:
             if not self.is_allowed(bucket, before, runs[before]):
                 return
             yield bucket
-
-    def _free_bytes(self) -> int:
-        """What a frame may take beside the weights that are there, its model's among them."""
-        return self._memory_bytes_max - self._scheduler.statistics().memory_bytes
 
 
 def is_affordable(bucket: Bucket, known: Bucket, known_ns: int) -> bool:

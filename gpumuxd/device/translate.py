@@ -46,6 +46,7 @@ def tenant_changed(frame: SetTenant) -> TenantChanged:
         weight=frame.weight,
         realtime_per_s=frame.realtime_per_s,
         realtime_burst=frame.realtime_burst,
+        memory_bytes_max=frame.memory_bytes_max,
     )
 
 

@@ -22,7 +22,7 @@ import msgspec
 from gpumuxd.domain import Bucket
 from gpumuxd.programs.stored import read_stored, write_stored
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 """Raise it when cutting or measuring changes: older files are then never looked at."""
 
 
@@ -31,13 +31,13 @@ class StoredProfile:
     """Where a program was cut, and how long each part took.
 
     `cuts[i]` is the end node (exclusive) of group i. Per bucket: the time of each group and of a
-    whole run. `frame_bytes` is the most that one run held between two groups.
+    whole run, and `frame_bytes`, the most that one run held between two groups.
     """
 
     cuts: tuple[int, ...]
     group_ns: Mapping[Bucket, tuple[int, ...]]
     run_ns: Mapping[Bucket, int]
-    frame_bytes: int
+    frame_bytes: Mapping[Bucket, int]
 
     def is_consistent(self) -> bool:
         """Do the parts fit each other?"""
@@ -46,10 +46,10 @@ class StoredProfile:
             len(self.cuts) > 0
             and all(start < end for start, end in zip(starts, self.cuts, strict=True))
             and len(self.run_ns) > 0
-            and set(self.group_ns) == set(self.run_ns)
+            and set(self.group_ns) == set(self.run_ns) == set(self.frame_bytes)
             and all(len(times) == len(self.cuts) for times in self.group_ns.values())
             and all(min(times) >= 0 for times in self.group_ns.values())
-            and min((*self.run_ns.values(), self.frame_bytes)) >= 0
+            and min((*self.run_ns.values(), *self.frame_bytes.values())) >= 0
         )
 
 
@@ -61,6 +61,7 @@ class _Timing(msgspec.Struct, frozen=True):
     bucket: tuple[_Number, ...]
     group_ns: tuple[_Number, ...]
     run_ns: _Number
+    frame_bytes: _Number
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -69,7 +70,6 @@ class _File(msgspec.Struct, frozen=True):
     version: int
     key: str
     cuts: tuple[_Number, ...]
-    frame_bytes: _Number
     timings: tuple[_Timing, ...]
 
 
@@ -114,7 +114,7 @@ class ProfileCache:
             cuts=stored.cuts,
             group_ns={timing.bucket: timing.group_ns for timing in stored.timings},
             run_ns={timing.bucket: timing.run_ns for timing in stored.timings},
-            frame_bytes=stored.frame_bytes,
+            frame_bytes={timing.bucket: timing.frame_bytes for timing in stored.timings},
         )
         if not profile.is_consistent() or profile.cuts[-1] != node_count:
             return None
@@ -126,10 +126,10 @@ class ProfileCache:
         """Store a profile. False if the directory can't be written; that is no error."""
         assert profile.is_consistent(), profile
         timings = tuple(
-            _Timing(bucket, times, profile.run_ns[bucket])
+            _Timing(bucket, times, profile.run_ns[bucket], profile.frame_bytes[bucket])
             for bucket, times in profile.group_ns.items()
         )
-        file = _File(PROFILE_VERSION, key, profile.cuts, profile.frame_bytes, timings)
+        file = _File(PROFILE_VERSION, key, profile.cuts, timings)
         return write_stored(self._path(key), file)
 
     def _path(self, key: str) -> Path:

@@ -54,9 +54,12 @@ def outstanding_ns(group_ns: Sequence[int], launch_ns: int) -> int:
 
 
 def profile_from_passes(
-    cuts: Sequence[int], group_passes: Mapping[Bucket, Sequence[Pass]], frame_bytes: int
+    cuts: Sequence[int],
+    group_passes: Mapping[Bucket, Sequence[Pass]],
+    frame_bytes: Mapping[Bucket, int],
 ) -> StoredProfile:
-    """The profile of a program, from passes over its groups in each bucket."""
+    """The profile of a program, from passes over its groups in each bucket, and the most that a
+    run held there."""
     profile = StoredProfile(
         cuts=tuple(cuts),
         group_ns={bucket: position_ns(passes) for bucket, passes in group_passes.items()},
@@ -81,4 +84,5 @@ def model_profile(
         outstanding_ns={
             bucket: outstanding_ns(times, launch_ns) for bucket, times in stored.group_ns.items()
         },
+        frame_bytes=stored.frame_bytes,
     )

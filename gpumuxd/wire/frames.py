@@ -98,6 +98,7 @@ class SetTenant(Frame, frozen=True):
     weight: int
     realtime_per_s: int | None
     realtime_burst: int
+    memory_bytes_max: int | None = None
 
 
 class LoadModel(Frame, frozen=True):
@@ -227,9 +228,12 @@ class ModelFailed(Frame, frozen=True):
 
 
 class ModelReleased(Frame, frozen=True):
-    """Nothing of the model is on the device any more."""
+    """Nothing of the model is on the device any more: what the child's process held before and
+    after it let go of it, as the kernel counts."""
 
     model: str
+    resident_bytes_before: Count = 0
+    resident_bytes_after: Count = 0
 
 
 class Pong(Frame, frozen=True):

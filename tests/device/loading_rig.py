@@ -97,8 +97,8 @@ class Rig:
 
     # What the parent does
 
-    def load(self, artifact: LoadedArtifact, model: str = "m/1") -> None:
-        frame = LoadModel(model, artifact.hash, PriorityClass.BEST_EFFORT, None, "tenant")
+    def load(self, artifact: LoadedArtifact, model: str = "m/1", tenant: str = "tenant") -> None:
+        frame = LoadModel(model, artifact.hash, PriorityClass.BEST_EFFORT, None, tenant)
         self.loading.handle_load(frame, [os.dup(artifact.plan_fd), os.dup(artifact.weights_fd)])
 
     def serve_urgent(self) -> None:

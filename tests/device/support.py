@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ from gpumuxd.wire.frames import (
     LoadModel,
     ModelFailed,
     ModelLoaded,
+    ModelReleased,
     Start,
     Started,
     Stop,
@@ -67,6 +68,17 @@ def read_artifact(path: Path) -> LoadedArtifact:
         done, (plan_fd, weights_fd) = read(file, GIB)
     spec = msgspec.msgpack.decode(done.spec, type=ModelSpec)
     return LoadedArtifact(done.artifact_hash, spec, plan_fd, weights_fd)
+
+
+def released(frames: Iterable[AnyFrame | Frame]) -> list[str]:
+    """The models that these frames, which must all be of that kind, say are gone. What the process
+    held before and after is its own affair; that it is told is asked here."""
+    models = []
+    for frame in frames:
+        assert isinstance(frame, ModelReleased), frame
+        assert frame.resident_bytes_before > 0 < frame.resident_bytes_after, frame
+        models.append(frame.model)
+    return models
 
 
 class DeviceChild:

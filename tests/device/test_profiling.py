@@ -67,7 +67,7 @@ class Rig:
         self.executor: Any = FakeExecutor(group_ns, held_bytes)
         self._now_ns = 0
         self.own = OwnRuns(self.scheduler, self.executor, self._clock)
-        self.profiler = Profiler(self.own, self.scheduler, memory_bytes)
+        self.profiler = Profiler(self.own, self.scheduler)
 
     def _clock(self) -> int:
         self._now_ns += 1000
@@ -76,6 +76,7 @@ class Rig:
     def measure(self, passes: int, weights_bytes: int = 0) -> dict[Bucket, list[OwnRun]]:
         steps = self.profiler.measure(
             "m@x",
+            "",
             TwoGroups(),
             weights_bytes,
             BUCKETS,

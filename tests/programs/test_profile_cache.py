@@ -14,7 +14,7 @@ PROFILE = StoredProfile(
     cuts=(3, 5),
     group_ns={(1, 8): (10, 20), (2, 8): (15, 30)},
     run_ns={(1, 8): 31, (2, 8): 46},
-    frame_bytes=4096,
+    frame_bytes={(1, 8): 4096, (2, 8): 8192},
 )
 BUCKETS = [(1, 8), (2, 8)]
 KEY_PARTS: dict[str, Any] = {
@@ -39,7 +39,7 @@ def test_what_was_put_comes_back(tmp_path: Path) -> None:
 def test_putting_again_replaces_and_leaves_one_file(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path)
     cache.put(KEY, PROFILE)
-    other = StoredProfile((5,), {(1, 8): (7,)}, {(1, 8): 7}, 0)
+    other = StoredProfile((5,), {(1, 8): (7,)}, {(1, 8): 7}, {(1, 8): 0})
     cache.put(KEY, other)
     assert cache.get(KEY, 5, BUCKETS) == other
     assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}.json"]
@@ -77,8 +77,8 @@ def edit_file(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
         lambda data: data.update(cuts=[5]),
         lambda data: data.update(cuts=["3", 5]),
         lambda data: data.update(timings=[]),
-        lambda data: data.update(frame_bytes=-1),
-        lambda data: data.update(frame_bytes=1 << 60),
+        lambda data: data["timings"][0].update(frame_bytes=-1),
+        lambda data: data["timings"][0].update(frame_bytes=1 << 60),
         lambda data: data["timings"][0].update(group_ns=[1, 1 << 63]),
         lambda data: data["timings"][0].update(bucket=[-1, 8]),
         lambda data: data["timings"][0].update(group_ns=[1, -2]),

@@ -49,18 +49,20 @@ def test_cuts_come_from_medians() -> None:
 
 
 def test_a_profile() -> None:
-    profile = profile_from_passes([2, 3], {(1,): [[5, 6], [7, 8], [5, 6]], (2,): [[9, 9]]}, 1000)
+    profile = profile_from_passes(
+        [2, 3], {(1,): [[5, 6], [7, 8], [5, 6]], (2,): [[9, 9]]}, {(1,): 1000, (2,): 2000}
+    )
     assert profile == StoredProfile(
         cuts=(2, 3),
         group_ns={(1,): (5, 6), (2,): (9, 9)},
         run_ns={(1,): 11, (2,): 18},
-        frame_bytes=1000,
+        frame_bytes={(1,): 1000, (2,): 2000},
     )
 
 
 def test_a_profile_must_fit_its_cuts() -> None:
     with pytest.raises(AssertionError):
-        profile_from_passes([2, 3], {(1,): [[5, 6, 7]]}, 0)
+        profile_from_passes([2, 3], {(1,): [[5, 6, 7]]}, {(1,): 0})
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         "unload", help="unload a model; what runs finishes first", parents=[shared]
     )
     unload.add_argument("model")
-    unload.set_defaults(command=_unload, show=tables.show_done)
+    unload.set_defaults(command=_unload, show=tables.show_unloaded)
 
     drain = commands.add_parser(
         "drain",
@@ -258,8 +258,9 @@ def _unload(client: Client, options: argparse.Namespace) -> Any:
     was_loaded = any(
         entry.name == options.model and entry.state != "UNAVAILABLE" for entry in client.index()
     )
-    client.unload(options.model)
-    return {"model": options.model, "done": "unloaded" if was_loaded else "was not loaded"}
+    replicas = [asdict(replica) for replica in client.unload(options.model)]
+    done = "unloaded" if was_loaded else "was not loaded"
+    return {"model": options.model, "done": done, "replicas": replicas}
 
 
 def _drain(client: Client, options: argparse.Namespace) -> Any:

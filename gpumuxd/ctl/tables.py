@@ -160,6 +160,25 @@ def show_done(console: Console, answer: Any) -> None:
     console.print(Text(f"{answer['model']} {answer['done']}"))
 
 
+def show_unloaded(console: Console, answer: Any) -> None:
+    """What was unloaded, and for each version what of its memory came back."""
+    show_done(console, answer)
+    if not answer["replicas"]:
+        return
+    table = Table("version", "device", box=None, pad_edge=False)
+    for heading in ("weights", "process before", "after", "came back"):
+        table.add_column(heading, justify="right")
+    for replica in answer["replicas"]:
+        before, after = replica["resident_bytes_before"], replica["resident_bytes_after"]
+        sizes = (replica["weights_bytes"], before, after, before - after)
+        table.add_row(
+            Text(replica["version"]),
+            Text(replica["device"]),
+            *(f"{mib_from_bytes(size):.1f} MiB" for size in sizes),
+        )
+    print_rows(console, table)
+
+
 def show_drained(console: Console, answer: Any) -> None:
     """What was drained or put back, and a row for each model that was concerned."""
     console.print(Text(f"{answer['device'] or 'the node'} {answer['done']}"))

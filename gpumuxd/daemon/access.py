@@ -15,6 +15,7 @@ from gpumuxd.node.api import Tenant
 from gpumuxd.node.settings import TenantSettings
 from gpumuxd.node.tenants import DEFAULT_TENANT, hash_token
 from gpumuxd.rpc.listener import Listener, parse_address
+from gpumuxd.units import MIB
 
 DEFAULT_TCP = ("127.0.0.1:8001",)
 """Triton's gRPC port, on loopback alone."""
@@ -67,6 +68,7 @@ def _parse_tenant(name: str, table: TomlTable) -> TenantSettings:
         weight=table.take_int("weight", base.weight, 1, 1_000_000),
         realtime_per_s=rate,
         realtime_burst=table.take_int("realtime_burst", base.realtime_burst, 1, 1_000_000),
+        memory_bytes_max=table.take_scaled("memory_mib_max", 0, MIB, 0, 1 << 50) or None,
         is_admin=table.take_flag("admin", base.is_admin),
     )
     return TenantSettings(

@@ -15,7 +15,8 @@ from gpumuxd.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks. `priority_max` is its ceiling, `priority_default` what 0 on the wire means."""
+    """Who asks. `priority_max` is its ceiling, `priority_default` what 0 on the wire means,
+    `memory_bytes_max` what models that are its alone may take on each device."""
 
     name: str
     priority_default: int = 2
@@ -23,7 +24,20 @@ class Tenant:
     weight: int = 1
     realtime_per_s: int | None = None
     realtime_burst: int = 1
+    memory_bytes_max: int | None = None
     is_admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadedReplica:
+    """A replica that went. `weights_bytes` are booked no more; its device's process held so much
+    before and after it let go of it, as the kernel counts, whatever else it did meanwhile."""
+
+    version: str
+    device: str
+    weights_bytes: int
+    resident_bytes_before: int
+    resident_bytes_after: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,8 +402,9 @@ class NodeApi(Protocol):
         GpumuxdError."""
         ...
 
-    async def unload(self, tenant: Tenant, name: str) -> None:
-        """Unload all versions; what runs finishes first. Raises UnknownModel."""
+    async def unload(self, tenant: Tenant, name: str) -> Sequence[UnloadedReplica]:
+        """Unload all versions; what runs finishes first. Says what went, and what of it came back.
+        Raises UnknownModel."""
         ...
 
     async def drain_device(self, tenant: Tenant, device: str) -> Sequence[DrainedModel]:

@@ -106,7 +106,7 @@ class DeviceLink:
         self._keys: dict[int, str] = {}  # the model of each request, also of abandoned ones
         self._abandoned: dict[int, RequestMemory] = {}
         self._loads: dict[str, asyncio.Future[frames.ModelLoaded]] = {}
-        self._unloads: dict[str, asyncio.Future[None]] = {}
+        self._unloads: dict[str, asyncio.Future[frames.ModelReleased | None]] = {}
         self._statistics_asked: asyncio.Future[None] | None = None
         self._explanations: Questions[frames.Explanation | None] = Questions()
         self._explaining = asyncio.Lock()
@@ -198,7 +198,11 @@ class DeviceLink:
         for tenant in tenants:
             self._channel.owe(
                 frames.SetTenant(
-                    tenant.name, tenant.weight, tenant.realtime_per_s, tenant.realtime_burst
+                    tenant.name,
+                    tenant.weight,
+                    tenant.realtime_per_s,
+                    tenant.realtime_burst,
+                    tenant.memory_bytes_max,
                 )
             )
 
@@ -248,15 +252,16 @@ class DeviceLink:
         finally:
             self._loads.pop(frame.model, None)
 
-    async def unload(self, model: str) -> None:
-        """Let a model finish what was admitted and go. A device that ends has unloaded it too."""
+    async def unload(self, model: str) -> frames.ModelReleased | None:
+        """Let a model finish what was admitted and go; returns what the child says of it. A device
+        that ends has unloaded it too, and says nothing."""
         if not self.is_alive:
-            return
+            return None
         future = self._unloads.get(model)
         if future is None:
             future = self._unloads[model] = self._loop.create_future()
             self._channel.owe(frames.UnloadModel(model))
-        await asyncio.shield(future)
+        return await asyncio.shield(future)
 
     def record(self, bytes_max: int) -> Recording:
         """Begin to record. Raises WrongMode while one goes on, QueueFull or DeviceLost."""
@@ -337,7 +342,7 @@ class DeviceLink:
                 error: GpumuxdError = OutOfDeviceMemory(reason) if is_full else InvalidModel(reason)
                 _fail(self._loads.pop(model, None), error)
             case frames.ModelReleased(model=model):
-                _resolve(self._unloads.pop(model, None), None)
+                _resolve(self._unloads.pop(model, None), frame)
             case _:
                 name = type(frame).__name__
                 self.kill(f"it sent a {name}, which is the parent's to send", Cause.NONSENSE)

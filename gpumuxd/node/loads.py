@@ -12,17 +12,19 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 from gpumuxd.errors import Draining, GpumuxdError, InvalidModel, ModelNotReady, ModelQuarantined
 from gpumuxd.models.listing import BrokenEntry, ModelListing, ModelVersion
-from gpumuxd.node.api import ModelState
+from gpumuxd.node.api import ModelState, UnloadedReplica
 from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.journal import Journal
 from gpumuxd.node.model_table import NOT_LOADED, ModelTable, Replica, VersionEntry
 from gpumuxd.node.placing import Made, Placing
+
+_T = TypeVar("_T")
 
 _log = structlog.get_logger()
 
@@ -47,7 +49,7 @@ class Loads:
         self._journal = journal
         self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting: dict[str, _Load] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.is_ending = False  # the node stops: loads that fail now say nothing about a model
 
     async def load(self, name: str, is_asked_for: bool = False, retries: bool = True) -> None:
@@ -65,11 +67,12 @@ class Loads:
         assert load.task is not None
         await asyncio.shield(load.task)  # a caller that goes away takes nobody's load with it
 
-    async def unload(self, name: str, reason: str = "unloaded") -> None:
-        """Unload all versions and return when they are gone."""
+    async def unload(self, name: str, reason: str = "unloaded") -> Sequence[UnloadedReplica]:
+        """Unload all versions and return when they are gone, with what came back."""
         # A load that is asked for from now on comes after this and joins none before it.
         self._waiting.pop(name, None)
-        await asyncio.shield(self.in_background(self._unload(name, reason), f"unload {name}"))
+        work = self._unload(name, reason)
+        return await asyncio.shield(self.in_background(work, f"unload {name}"))
 
     def has_untried(self, listing: ModelListing) -> bool:
         """Is there a version that should serve, does not, and may if it is tried again as it is?"""
@@ -264,16 +267,17 @@ class Loads:
                 if entry.replicas is replicas:  # else it was wanted back meanwhile
                     await self._take_down(entry, reason)
 
-    async def _unload(self, name: str, reason: str) -> None:
+    async def _unload(self, name: str, reason: str) -> Sequence[UnloadedReplica]:
         async with self.locks[name]:
-            await asyncio.gather(
+            unloaded = await asyncio.gather(
                 *(self._take_down(e, reason) for e in self._table.versions(name) if e.replicas)
             )
             for entry in self._table.versions(name):
                 entry.is_drained = False  # nobody wants it back
             await self._journal.remove(name)
+        return [replica for replicas in unloaded for replica in replicas]
 
-    async def _take_down(self, entry: VersionEntry, reason: str) -> None:
+    async def _take_down(self, entry: VersionEntry, reason: str) -> Sequence[UnloadedReplica]:
         """Refuse new requests of a version at once, and let go of it when its last one ended.
 
         Only in tasks of our own: one that a caller could cancel would leave it half down.
@@ -283,13 +287,14 @@ class Loads:
         if entry.is_ready:
             entry.move(ModelState.UNLOADING)
         try:
-            await asyncio.gather(*(_release(replica) for replica in replicas))
+            unloaded = await asyncio.gather(*(_release(replica) for replica in replicas))
         finally:
             for replica in replicas:
                 replica.artifact.close()
             entry.replicas, entry.missing = {}, ""
             entry.move(ModelState.UNAVAILABLE, reason)
         _log.info("model_unloaded", model=entry.label, reason=reason)
+        return [replica for replica in unloaded if replica is not None]
 
     def take_down(self, entry: VersionEntry) -> None:
         """Let a version go that is in quarantine; nobody waits."""
@@ -304,14 +309,14 @@ class Loads:
             elif entry.state is ModelState.UNAVAILABLE:
                 entry.fail(entry.failed, entry.quarantined)
 
-    def in_background(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+    def in_background(self, work: Coroutine[Any, Any, _T], name: str) -> "asyncio.Task[_T]":
         """A task of our own, which nothing but `close` cancels."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # asked for here, so that one that nobody awaits is not reported
@@ -328,8 +333,18 @@ def _log_loaded(entry: VersionEntry, replica: Replica) -> None:
     )
 
 
-async def _release(replica: Replica) -> None:
+async def _release(replica: Replica) -> UnloadedReplica | None:
+    """What went, None with a device that ended."""
     try:
-        await replica.link.unload(replica.key)
+        released = await replica.link.unload(replica.key)
     finally:
         replica.artifact.close()
+    if released is None:
+        return None
+    return UnloadedReplica(
+        replica.version,
+        replica.device,
+        replica.loaded.weights_bytes,
+        released.resident_bytes_before,
+        released.resident_bytes_after,
+    )

@@ -42,6 +42,7 @@ from gpumuxd.node.api import (
     NodeView,
     RecordingEnd,
     Tenant,
+    UnloadedReplica,
 )
 from gpumuxd.node.blame import Blame, Death, Verdict
 from gpumuxd.node.child_process import SPAWN_DEVICE, Spawn
@@ -277,11 +278,12 @@ class Node:
         await self._registry.load(tenant, name)
         self._tell_readiness()
 
-    async def unload(self, tenant: Tenant, name: str) -> None:
+    async def unload(self, tenant: Tenant, name: str) -> Sequence[UnloadedReplica]:
         self._check_admitting(also_held=True)
         self._check_explicit()
-        await self._registry.unload(tenant, name)
+        unloaded = await self._registry.unload(tenant, name)
         self._tell_readiness()
+        return unloaded
 
     async def drain_device(self, tenant: Tenant, device: str) -> Sequence[DrainedModel]:
         self._check_drainable(tenant, device)

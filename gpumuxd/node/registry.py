@@ -26,7 +26,7 @@ from gpumuxd.models.manifest import Manifest
 from gpumuxd.models.names import check_model_name, is_model_name, version_number
 from gpumuxd.models.repository import Repository
 from gpumuxd.models.version_policy import DEFAULT_POLICY
-from gpumuxd.node.api import IndexEntry, ModelState, ModelView, Tenant
+from gpumuxd.node.api import IndexEntry, ModelState, ModelView, Tenant, UnloadedReplica
 from gpumuxd.node.bound_watch import BoundWatch
 from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.device_link import DeviceLink
@@ -264,7 +264,7 @@ class Registry:
         await self.loads.load(name, is_asked_for=True)
         self.failures.pop(name, None)
 
-    async def unload(self, tenant: Tenant, name: str) -> None:
+    async def unload(self, tenant: Tenant, name: str) -> Sequence[UnloadedReplica]:
         """Unload all versions and return when they are gone. No error when none is loaded."""
         entries = self._table.versions(name)
         manifests = [e.replica.manifest for e in entries if e.replica is not None]
@@ -280,8 +280,9 @@ class Registry:
             raise no_model(name)
         if not all(may_manage(manifest, tenant) for manifest in manifests):
             raise PermissionDenied(f"tenant {tenant.name!r} may not unload model {name!r}")
-        await self.loads.unload(name)
+        unloaded = await self.loads.unload(name)
         self.failures.pop(name, None)
+        return unloaded
 
     async def close(self) -> None:
         """Give up loads that run and let go of all artifacts. The devices have ended."""

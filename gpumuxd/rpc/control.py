@@ -1,6 +1,7 @@
 """The control API: what operators see of the node, and tenants of their models."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from gpumuxd.errors import InvalidRequest, PermissionDenied
 from gpumuxd.node.api import DrainedModel, NodeApi
@@ -27,6 +28,7 @@ class ControlService:
             "NodeStatus": for_tenants(pb.NodeStatusRequest, self._node_status),
             "ModelDetail": for_tenants(pb.ModelDetailRequest, self._model_detail),
             "ExplainModel": for_tenants(pb.ExplainModelRequest, self._explain),
+            "UnloadModel": for_tenants(pb.UnloadModelRequest, self._unload),
             "Drain": for_tenants(pb.DrainRequest, self._drain),
             "Undrain": for_tenants(pb.DrainRequest, self._undrain),
         }
@@ -61,6 +63,14 @@ class ControlService:
                 )
                 for device in view.devices
             ],
+        )
+
+    async def _unload(
+        self, request: pb.UnloadModelRequest, caller: Caller
+    ) -> pb.UnloadModelResponse:
+        unloaded = await self._node.unload(caller.tenant, request.name)
+        return pb.UnloadModelResponse(
+            replicas=[pb.UnloadedReplica(**asdict(replica)) for replica in unloaded]
         )
 
     async def _drain(self, request: pb.DrainRequest, caller: Caller) -> pb.DrainResponse:

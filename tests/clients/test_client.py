@@ -6,12 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpumuxd_client import AsyncClient, Client, IndexEntry, RunReport, calls, errors
+from gpumuxd_client import (
+    AsyncClient,
+    Client,
+    IndexEntry,
+    RunReport,
+    UnloadedReplica,
+    calls,
+    errors,
+)
 from numpy.typing import NDArray
 
 from gpumuxd import __version__
 from gpumuxd.errors import DeviceLost, Draining, GpumuxdError, ModelFaulted, QueueFull
 from gpumuxd.node.api import InferCall
+from gpumuxd.units import MIB
 from tests.clients.conftest import AnyClient
 from tests.rpc.fake_node import CAMERA, FakeNode
 from tests.rpc.front import CAMERA_TOKEN, WAIT_S, Front, open_front
@@ -74,7 +83,8 @@ async def test_load_and_unload(client: AnyClient) -> None:
     assert await client("model_ready", "unloaded") is False
     await client("load", "unloaded")
     assert await client("model_ready", "unloaded") is True
-    await client("unload", "unloaded")
+    (replica,) = await client("unload", "unloaded")
+    assert replica == UnloadedReplica("1", "cpu:0", 12 * MIB, 200 * MIB, 187 * MIB)
     assert await client("model_ready", "unloaded") is False
 
 

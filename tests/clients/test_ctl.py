@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from gpumuxd import __version__
 from gpumuxd.ctl import tables
 from gpumuxd.ctl.main import main
-from gpumuxd.node.api import InferCall, Tenant
+from gpumuxd.node.api import InferCall, Tenant, UnloadedReplica
 from tests.rpc.fake_node import FakeNode
 from tests.rpc.front import CAMERA_TOKEN, Front
 
@@ -137,14 +138,17 @@ async def test_load_and_unload(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def says_yes(tenant: Tenant, name: str) -> None:
-        pass
+    async def says_yes(tenant: Tenant, name: str) -> Sequence[UnloadedReplica]:
+        return ()
 
     assert await run(front, "load", "unloaded") == 0
     assert "unloaded" in node.loaded
     assert await run(front, "unload", "unloaded") == 0
     assert "unloaded" not in node.loaded
-    assert capsys.readouterr().out == "unloaded loaded\nunloaded unloaded\n"
+    loaded, unloaded, headings, row = capsys.readouterr().out.splitlines()
+    assert (loaded, unloaded) == ("unloaded loaded", "unloaded unloaded")
+    assert " ".join(headings.split()) == "version device weights process before after came back"
+    assert " ".join(row.split()) == "1 cpu:0 12.0 MiB 200.0 MiB 187.0 MiB 13.0 MiB"
     monkeypatch.setattr(node, "unload", says_yes)  # as the daemon of a model that is not loaded
     assert await run(front, "unload", "unloaded") == 0
     assert capsys.readouterr().out == "unloaded was not loaded\n"

@@ -81,6 +81,7 @@ socket = "/run/voice.sock"
 priority_max = "REALTIME"
 priority_default = 1
 weight = 3
+memory_mib_max = 512
 realtime_per_s = 50
 realtime_burst = 4
 requests_in_flight_max = 9
@@ -128,6 +129,7 @@ def test_everything_said_arrives() -> None:
     assert voice.tenant.name == "voice"
     assert voice.tenant.priority_max is PriorityClass.REALTIME
     assert (voice.tenant.priority_default, voice.tenant.weight) == (1, 3)
+    assert voice.tenant.memory_bytes_max == 512 * MIB
     assert (voice.tenant.realtime_per_s, voice.tenant.realtime_burst) == (50, 4)
     assert voice.tenant.is_admin
     assert voice.token_sha256 == hash_token("a token of voice")

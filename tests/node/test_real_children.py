@@ -114,7 +114,9 @@ async def test_a_foreign_artifact_is_refused_and_the_next_load_works(served: Ser
         assert entry.reason
         artifact.write_bytes(good)
         await served.node.load(DEFAULT_TENANT, name)
-        await served.node.unload(DEFAULT_TENANT, name)
+        (unloaded,) = await served.node.unload(DEFAULT_TENANT, name)
+        assert unloaded.version == "1"
+        assert unloaded.resident_bytes_before > 0 < unloaded.resident_bytes_after
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -32,7 +32,9 @@ from gpumuxd.node.api import (
     OutputTensor,
     RecordingEnd,
     Tenant,
+    UnloadedReplica,
 )
+from gpumuxd.units import MIB
 from tests.rpc.details import FIXED, FIXED_WHY, SEGMENTS, SEGMENTS_WHY
 
 FOREVER_NS = 60_000_000_000
@@ -152,10 +154,11 @@ class FakeNode:
             raise UnknownModel(f"model {name!r} is not in the repository")
         self.loaded.add(name)
 
-    async def unload(self, tenant: Tenant, name: str) -> None:
+    async def unload(self, tenant: Tenant, name: str) -> Sequence[UnloadedReplica]:
         if name not in self.loaded:
             raise UnknownModel(f"model {name!r} is not loaded")
         self.loaded.remove(name)
+        return [UnloadedReplica("1", "cpu:0", 12 * MIB, 200 * MIB, 187 * MIB)]
 
     async def drain_device(self, tenant: Tenant, device: str) -> Sequence[DrainedModel]:
         if not tenant.is_admin:

@@ -33,6 +33,7 @@ from gpumuxd_client.types import (
     SliceDetail,
     TensorDetail,
     TensorMetadata,
+    UnloadedReplica,
     VersionDetail,
 )
 from gpumuxd_client.version import __version__
@@ -62,6 +63,7 @@ __all__ = [
     "SliceDetail",
     "TensorDetail",
     "TensorMetadata",
+    "UnloadedReplica",
     "VersionDetail",
     "__version__",
     "errors",

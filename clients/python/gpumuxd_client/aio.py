@@ -109,9 +109,12 @@ class AsyncClient:
         when all of it serves."""
         await self._run(calls.load(model), deadline)
 
-    async def unload(self, model: str, *, deadline: float | None = None) -> None:
-        """Unload a model; what runs finishes first."""
-        await self._run(calls.unload(model), deadline)
+    async def unload(
+        self, model: str, *, deadline: float | None = None
+    ) -> tuple[types.UnloadedReplica, ...]:
+        """Unload a model; what runs finishes first. Returns what went, empty if nothing was loaded,
+        with the memory of each device's process before and after."""
+        return await self._run(calls.unload(model), deadline)
 
     async def drain(
         self, device: str = "", *, deadline: float | None = None

@@ -183,9 +183,9 @@ def load(model: str) -> Call[None]:
     return Call(f"{_INFERENCE}RepositoryModelLoad", request, _nothing, is_idempotent=False)
 
 
-def unload(model: str) -> Call[None]:
-    request = pb.RepositoryModelUnloadRequest(model_name=model).SerializeToString()
-    return Call(f"{_INFERENCE}RepositoryModelUnload", request, _nothing, is_idempotent=False)
+def unload(model: str) -> Call[tuple[types.UnloadedReplica, ...]]:
+    request = control.UnloadModelRequest(name=model).SerializeToString()
+    return Call(f"{_CONTROL}UnloadModel", request, codec.decode_unloaded, is_idempotent=False)
 
 
 def drain(device: str) -> Call[tuple[types.DrainedModel, ...]]:

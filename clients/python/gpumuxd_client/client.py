@@ -107,9 +107,12 @@ class Client:
         when all of it serves."""
         self._run(calls.load(model), deadline)
 
-    def unload(self, model: str, *, deadline: float | None = None) -> None:
-        """Unload a model; what runs finishes first."""
-        self._run(calls.unload(model), deadline)
+    def unload(
+        self, model: str, *, deadline: float | None = None
+    ) -> tuple[types.UnloadedReplica, ...]:
+        """Unload a model; what runs finishes first. Returns what went, empty if nothing was loaded,
+        with the memory of each device's process before and after."""
+        return self._run(calls.unload(model), deadline)
 
     def drain(
         self, device: str = "", *, deadline: float | None = None

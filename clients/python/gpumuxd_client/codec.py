@@ -171,6 +171,20 @@ def decode_index(data: bytes) -> tuple[types.IndexEntry, ...]:
     )
 
 
+def decode_unloaded(data: bytes) -> tuple[types.UnloadedReplica, ...]:
+    response = control.UnloadModelResponse.FromString(data)
+    return tuple(
+        types.UnloadedReplica(
+            replica.version,
+            replica.device,
+            replica.weights_bytes,
+            replica.resident_bytes_before,
+            replica.resident_bytes_after,
+        )
+        for replica in response.replicas
+    )
+
+
 def decode_drained(data: bytes) -> tuple[types.DrainedModel, ...]:
     response = control.DrainResponse.FromString(data)
     return tuple(

@@ -330,6 +330,19 @@ class DrainedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class UnloadedReplica:
+    """A version that went from a device. Its weights are booked no more; the device's process held
+    so much before and after it let go of it, as the kernel counts, whatever else it did meanwhile.
+    """
+
+    version: str
+    device: str
+    weights_bytes: int
+    resident_bytes_before: int
+    resident_bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """The node at one moment; `reason`: why it is not ready, and repositories that are silent."""
 

@@ -6,6 +6,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class UnloadModelRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class UnloadModelResponse(_message.Message):
+    __slots__ = ("replicas",)
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    replicas: _containers.RepeatedCompositeFieldContainer[UnloadedReplica]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[UnloadedReplica, _Mapping]]] = ...) -> None: ...
+
+class UnloadedReplica(_message.Message):
+    __slots__ = ("version", "device", "weights_bytes", "resident_bytes_before", "resident_bytes_after")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_AFTER_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    device: str
+    weights_bytes: int
+    resident_bytes_before: int
+    resident_bytes_after: int
+    def __init__(self, version: _Optional[str] = ..., device: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., resident_bytes_before: _Optional[int] = ..., resident_bytes_after: _Optional[int] = ...) -> None: ...
+
 class NodeStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

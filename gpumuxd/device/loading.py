@@ -350,8 +350,9 @@ class Loading:
             _unmap(model.weights)
         del self._models[model.frame.model]
         if not self._models:
-            # 20 to 300 ms, so only when there is nobody to serve. Beside others what is free stays
-            # with malloc, for the next model.
+            # Up to 400 ms, so only when there is nobody to serve. Beside others what is free stays
+            # with malloc, for the next model, and cycles wait for the loop's next collection.
+            gc.collect()
             process_memory.give_back_unused()
         if isinstance(last, ModelReleased) or model.is_cancelled:
             after_bytes = process_memory.resident_bytes()

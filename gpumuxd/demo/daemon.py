@@ -41,6 +41,7 @@ tcp = []
 [[device]]
 name = "cpu:0"
 threads = 1
+{device_lines}
 
 [scheduler]
 slicing = "{slicing}"
@@ -90,14 +91,19 @@ def socket_path(folder: Path, tenant: str) -> Path:
 
 @contextlib.asynccontextmanager
 async def running_daemon(
-    folder: Path, repository: Path, slicing: str, state: Path | None = None
+    folder: Path,
+    repository: Path,
+    slicing: str,
+    state: Path | None = None,
+    device_lines: str = "",
 ) -> AsyncIterator[Daemon]:
     """Start a daemon with its files in `folder`, wait until it is ready, end it on the way out.
 
     `state` may be shared by daemons that run one after the other: measured profiles are kept there.
+    `device_lines` are more settings of the device, in TOML.
     Raises DaemonFailed when it does not become ready.
     """
-    daemon = _start(folder, repository, slicing, state or folder / "state")
+    daemon = _start(folder, repository, slicing, state or folder / "state", device_lines)
     try:
         await _wait_until_ready(daemon)
         yield daemon
@@ -106,7 +112,7 @@ async def running_daemon(
         await asyncio.shield(asyncio.to_thread(_stop, daemon.process))
 
 
-def _start(folder: Path, repository: Path, slicing: str, state: Path) -> Daemon:
+def _start(folder: Path, repository: Path, slicing: str, state: Path, device_lines: str) -> Daemon:
     folder.mkdir(exist_ok=True)
     config = folder / "gpumuxd.toml"
     tenants = (VOICE, SEARCH, "operator")
@@ -116,6 +122,7 @@ def _start(folder: Path, repository: Path, slicing: str, state: Path) -> Daemon:
             state=state,
             repository=repository,
             slicing=slicing,
+            device_lines=device_lines,
             **{tenant: socket_path(folder, tenant) for tenant in tenants},
         )
     )

@@ -23,6 +23,7 @@ GpumuxdError
 |   +-- SequenceLost
 +-- Unsupported             UNIMPLEMENTED
 +-- WrongMode               FAILED_PRECONDITION (a load while the daemon follows its repositories)
++-- ModelQuarantined        FAILED_PRECONDITION (it ended devices too often; an admin has to load it)
 +-- InternalError           INTERNAL and anything else
     +-- ModelFaulted        the model's own code failed on the device
 
@@ -191,6 +192,10 @@ class Unsupported(GpumuxdError):
 
 class WrongMode(GpumuxdError):
     """Not while the daemon is configured as it is: loads and unloads in `mode = "poll"`."""
+
+
+class ModelQuarantined(GpumuxdError):
+    """The model ended devices too often; it is refused until an admin loads it again."""
 
 
 class InternalError(GpumuxdError):

@@ -22,8 +22,9 @@ GpumuxdError
 |   +-- DeviceLost
 |   +-- SequenceLost
 +-- Unsupported             UNIMPLEMENTED
-+-- WrongMode               FAILED_PRECONDITION (a load while the daemon follows its repositories)
-+-- ModelQuarantined        FAILED_PRECONDITION (it ended devices too often; an admin has to load it)
++-- FailedPrecondition      FAILED_PRECONDITION
+|   +-- WrongMode           a load while the daemon follows its repositories
+|   +-- ModelQuarantined    it ended devices too often; an admin has to load it
 +-- InternalError           INTERNAL and anything else
     +-- ModelFaulted        the model's own code failed on the device
 
@@ -190,11 +191,15 @@ class Unsupported(GpumuxdError):
     """The daemon does not serve this part of the protocol."""
 
 
-class WrongMode(GpumuxdError):
+class FailedPrecondition(GpumuxdError):
+    """Not as things are: somebody has to change them first."""
+
+
+class WrongMode(FailedPrecondition):
     """Not while the daemon is configured as it is: loads and unloads in `mode = "poll"`."""
 
 
-class ModelQuarantined(GpumuxdError):
+class ModelQuarantined(FailedPrecondition):
     """The model ended devices too often; it is refused until an admin loads it again."""
 
 
@@ -216,7 +221,7 @@ _CLASS_OF_STATUS: dict[str, type[GpumuxdError]] = {
     "CANCELLED": Cancelled,
     "UNAVAILABLE": Unreachable,
     "UNIMPLEMENTED": Unsupported,
-    "FAILED_PRECONDITION": WrongMode,
+    "FAILED_PRECONDITION": FailedPrecondition,
 }
 
 

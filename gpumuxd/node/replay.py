@@ -157,8 +157,9 @@ class Requests:
         """A replica that serves, and for a suspect the lock that it holds while it runs there.
         Raises DeadlineMissed, DeviceLost, or why the model does not come back."""
         is_suspect = isinstance(lost, RequestLost) and lost.is_suspect
+        wait_ns, is_deadline = self._wait_ns(call)
         try:
-            async with asyncio.timeout(self._wait_ns(call) / NS_PER_S):
+            async with asyncio.timeout(wait_ns / NS_PER_S):
                 while True:
                     found = await self._wait_replica(call, lost_by, lost)
                     if not is_suspect:
@@ -170,7 +171,7 @@ class Requests:
                         return again, turn
                     turn.release()
         except TimeoutError:
-            raise self._too_late(call, lost) from None
+            raise self._too_late(call, lost, is_deadline) from None
 
     async def _wait_replica(
         self, call: InferCall, lost_by: Replica, lost: DeviceLost | Draining
@@ -196,14 +197,20 @@ class Requests:
                 return None
         return None
 
-    def _wait_ns(self, call: InferCall) -> int:
+    def _wait_ns(self, call: InferCall) -> tuple[int, bool]:
+        """How long it may wait, and whether that is for its deadline: the loop's timers may fire a
+        little before the clock says that it passed."""
         limit_ns = self._settings.replay_wait_ns_max
         if call.deadline_ns is None:
-            return limit_ns
-        return min(limit_ns, max(call.deadline_ns - self._clock(), 0))
+            return limit_ns, False
+        left_ns = max(call.deadline_ns - self._clock(), 0)
+        return min(limit_ns, left_ns), left_ns <= limit_ns
 
-    def _too_late(self, call: InferCall, lost: DeviceLost | Draining) -> GpumuxdError:
-        if call.deadline_ns is not None and self._clock() >= call.deadline_ns:
+    def _too_late(
+        self, call: InferCall, lost: DeviceLost | Draining, is_deadline: bool
+    ) -> GpumuxdError:
+        if is_deadline:
+            assert call.deadline_ns is not None
             return DeadlineMissed(
                 f"the deadline passed while the request waited to be sent again: {lost.message}",
                 deadline_facts(call.arrived_ns, call.deadline_ns, 0),

@@ -34,7 +34,6 @@ from typing import ClassVar
 from gpumuxd.domain import Outcome, OutcomeKind
 from gpumuxd.units import NS_PER_MS, ms_from_ns
 
-
 FULL_RETRY_DELAY_NS = 100 * NS_PER_MS
 """Told with a limit that was reached. When something ends that counts there, nobody knows; asked
 again sooner, a full node would be busy with refusing."""

@@ -337,6 +337,7 @@ class DeviceLink:
                 if not self._started.done():
                     self._started.set_result(frame)
             case frames.ModelLoaded(model=model):
+                self._watch.heard_turn(self._clock())
                 _resolve(self._loads.pop(model, None), frame)
             case frames.ModelFailed(model=model, reason=reason, is_out_of_memory=is_full):
                 error: GpumuxdError = OutOfDeviceMemory(reason) if is_full else InvalidModel(reason)

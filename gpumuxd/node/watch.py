@@ -28,6 +28,13 @@ class SilenceWatch:
             self._turns = turns
             self._heard_ns = now_ns
 
+    def heard_turn(self, now_ns: int) -> None:
+        """It said what only a loop that turns says. A request may be there before the first pong,
+        and stop the loop."""
+        if not self.has_turned:
+            self._turns = 0
+            self._heard_ns = now_ns
+
     def is_silent(
         self, now_ns: int, parent_lag_ns: int, is_starting: bool = False, is_loading: bool = False
     ) -> bool:

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 LIMIT_S = 90.0
@@ -30,8 +30,14 @@ class Site:
         devices: int = 1,
         startup_models: Sequence[str] = ("tiny", "busy"),
         repository_lines: str = "",
+        more_tables: str = "",
+        module: str = "gpumuxd.daemon.main",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`module` is whose `serve` is run; `environment` is what it has more than the tests."""
         self.directory = directory
+        self.module = module
+        self.environment = environment or {}
         self.port = free_port()
         self.socket_path = directory / "gpumuxd.sock"
         self.config_path = directory / "gpumuxd.toml"
@@ -51,6 +57,7 @@ paths = ["{repository}"]
 tcp = ["127.0.0.1:{self.port}"]
 unix = ["{self.socket_path}"]
 {device_tables}
+{more_tables}
 """
         )
 
@@ -71,8 +78,8 @@ class Daemon:
         self._notify.bind(str(notify_path))
         self._log = (site.directory / "log").open("wb")
         self.process = subprocess.Popen(
-            [*serve_command(site.config_path), *arguments],
-            env={**os.environ, "NOTIFY_SOCKET": str(notify_path)},
+            [*serve_command(site.config_path, site.module), *arguments],
+            env={**os.environ, **site.environment, "NOTIFY_SOCKET": str(notify_path)},
             stdin=subprocess.DEVNULL,
             stderr=self._log,
         )
@@ -107,7 +114,9 @@ class Daemon:
                 raise AssertionError(f"never heard {line}; log:\n{self.log}") from None
             if line in lines:
                 return dict(item.split("=", 1) for item in lines)
-            assert "STOPPING=1" not in lines, f"it stopped; log:\n{self.log}"
+            if "STOPPING=1" in lines:
+                self.wait_exit()
+                raise AssertionError(f"it stopped; log:\n{self.log}")
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -116,8 +125,8 @@ class Daemon:
         return self.process.wait(LIMIT_S)
 
 
-def serve_command(config_path: Path) -> list[str]:
-    return [sys.executable, "-m", "gpumuxd.daemon.main", "serve", "--config", str(config_path)]
+def serve_command(config_path: Path, module: str = "gpumuxd.daemon.main") -> list[str]:
+    return [sys.executable, "-m", module, "serve", "--config", str(config_path)]
 
 
 def run_serve(config_path: Path) -> subprocess.CompletedProcess[str]:

@@ -30,6 +30,16 @@ def test_a_child_that_starts_may_be_silent() -> None:
     assert watch.is_silent(11_000, 0)
 
 
+def test_a_child_that_loaded_a_model_has_started_though_no_pong_came_yet() -> None:
+    watch = SilenceWatch(LIMITS, 0)
+    watch.heard_turn(5000)
+    assert watch.has_turned
+    assert not watch.is_silent(5999, 0)
+    assert watch.is_silent(6000, 0)
+    watch.heard_turn(6000)  # once it was heard, only its pongs count
+    assert watch.is_silent(6000, 0)
+
+
 def test_a_child_that_loads_may_be_silent_for_longer_but_not_for_ever() -> None:
     watch = SilenceWatch(LIMITS, 0)
     watch.heard_pong(1, 0)

@@ -5,7 +5,6 @@ a healthy model beside it keeps giving right answers.
 """
 
 import io
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from gpumuxd.device.confinement import MEMORY_RESERVE_BYTES
 from gpumuxd.domain import OutcomeKind
 from gpumuxd.errors import InvalidModel
 from gpumuxd.models import plan as plans
@@ -186,14 +184,16 @@ def grows(make: Callable[[Json], Json]) -> list[Json]:
     ]
 
 
-ROW_BYTES = 4 * MIB
+ROWS = 1024
+ELEMENTS = 1024
+"""In each of the squares of rows: 4 GiB in all. A frame is expected to grow with the rows and
+not with their square, so that the request is admitted."""
+
 FAIL_AT_REQUEST: list[tuple[str, list[Json]]] = [
     ("zeros", grows(lambda n: call("zeros.default", "r",
-                                   {"as_sym_ints": [n, {"as_int": ROW_BYTES // 4}]}))),
+                                   {"as_sym_ints": [n, n, {"as_int": ELEMENTS}]}))),
     ("repeat", grows(lambda n: call("repeat.default", "r", B,
-                                    {"as_sym_ints": [n, {"as_int": ROW_BYTES // 12}]}))),
-    ("pad", grows(lambda n: call("constant_pad_nd.default", "r", X,
-                                 {"as_sym_ints": [{"as_int": 0}, {"as_int": 1 << 20}]}))),
+                                    {"as_sym_ints": [n, n, {"as_int": ELEMENTS // 3}]}))),
 ]  # fmt: skip
 
 
@@ -201,15 +201,38 @@ FAIL_AT_REQUEST: list[tuple[str, list[Json]]] = [
 def test_a_request_that_takes_all_memory_fails_alone(
     nodes: list[Json], child: DeviceChild, tmp_path: Path
 ) -> None:
+    reason = r"can't allocate memory: you tried to allocate \d+ bytes"
+    check_fails_alone(nodes, ROWS, OutcomeKind.MODEL_FAULTED, reason, child, tmp_path)
+
+
+def test_a_request_that_would_take_all_memory_is_not_run(
+    child: DeviceChild, tmp_path: Path
+) -> None:
+    row_bytes = 4 * MIB
+    nodes = grows(
+        lambda n: call("zeros.default", "r", {"as_sym_ints": [n, {"as_int": row_bytes // 4}]})
+    )
+    rows = 2 * MEMORY_BYTES // row_bytes
+    reason = "a frame of model 'm/1' needs"
+    check_fails_alone(nodes, rows, OutcomeKind.OUT_OF_DEVICE_MEMORY, reason, child, tmp_path)
+
+
+def check_fails_alone(
+    nodes: list[Json],
+    rows: int,
+    kind: OutcomeKind,
+    reason: str,
+    child: DeviceChild,
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "m.pt2"
     path.write_bytes(archive(*nodes))
     child.load(read_artifact(path), "m/1")
-    rows = 2 * math.ceil((MEMORY_BYTES + MEMORY_RESERVE_BYTES) / ROW_BYTES)
     submit = child.submit("m/1", {"x": torch.ones(rows, 4)})
     outcome = child.finish(submit).outcome
     child.free(submit)
-    assert outcome.kind is OutcomeKind.MODEL_FAULTED
-    assert re.search(r"can't allocate memory: you tried to allocate \d+ bytes", outcome.reason)
+    assert outcome.kind is kind
+    assert re.search(reason, outcome.reason)
     (y,) = child.infer("m/1", {"x": torch.ones(1, 4)})
     assert y.shape == (1, 4), "the same model with a request that fits"
     child.unload("m/1")

@@ -13,13 +13,15 @@ import structlog
 
 from gpumuxd.errors import DeviceLost, GpumuxdError
 from gpumuxd.node.api import ModelState
+from gpumuxd.node.blame import OUTSIDE_DEATHS_MIN
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.model_table import ModelTable, Replica, VersionEntry
 from gpumuxd.node.placing import Placing
 
-DEVICE_LOSSES_MAX = 2
-"""Deaths of a device while it loaded a model again, after which the model is left out: more would
-keep everyone else on the device from being served."""
+DEVICE_LOSSES_MAX = OUTSIDE_DEATHS_MIN
+"""Deaths of a device in a row while it loaded a model again, after which that is left out: more
+would keep everyone else on the device from being served. Where the load is clearly to blame
+(`blame.py`) one is enough: then it fails with that."""
 
 _log = structlog.get_logger()
 

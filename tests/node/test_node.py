@@ -383,7 +383,9 @@ async def test_what_a_child_said_before_it_died_still_counts(world: World) -> No
         assert (await task).outputs[0].data == int32(7, 7)
 
 
-async def test_a_model_that_kills_its_device_twice_is_left_out(world: World) -> None:
+async def test_a_model_during_whose_loads_its_device_dies_again_and_again_is_left_out(
+    world: World,
+) -> None:
     add_model(world.repository, "good")
     async with world.started(startup_models=("m", "good")) as node:
 
@@ -392,7 +394,7 @@ async def test_a_model_that_kills_its_device_twice_is_left_out(world: World) -> 
 
         world.device.on_load = load
         world.life.end("signal SIGSEGV")
-        life = await world.device.wait_lives(4)
+        life = await world.device.wait_lives(5)
         loads = await life.wait_for(frames.LoadModel)
         assert loads[0].model.startswith("good/")
         state, reason = await world.state("m")

@@ -160,12 +160,29 @@ async def test_another_outcome_is_an_error_with_its_reason(
 async def test_an_error_names_the_model_as_its_client_knows_it(
     world: World, kind: OutcomeKind, reason: str, told: str
 ) -> None:
-    async with world.started(startup_models=("m",)) as node:
+    # What a device refuses that drains would be sent again.
+    once = RecoverySettings(replays_max=0)
+    async with world.started(startup_models=("m",), recovery=once) as node:
         task = start(node)
         (submit,) = await world.life.wait_for(frames.Submit)
         world.life.finish(submit.request_id, outcome=Outcome(kind, reason))
         with pytest.raises(GpumuxdError, match=told):
             await task
+
+
+async def test_what_is_refused_as_draining_again_and_again_is_sent_so_often_and_no_more(
+    world: World,
+) -> None:
+    async with world.started(startup_models=("m",)) as node:
+        task = start(node)
+        count = 1 + RecoverySettings().replays_max
+        for number in range(1, count + 1):
+            submits = await world.life.wait_for(frames.Submit, number)
+            draining = Outcome(OutcomeKind.DRAINING, "it drains")
+            world.life.finish(submits[-1].request_id, outcome=draining)
+        with pytest.raises(Draining, match="it drains"):
+            await task
+        assert len(world.life.of(frames.Submit)) == count
 
 
 async def test_a_missed_deadline_comes_with_its_times_from_the_arrival(world: World) -> None:

@@ -27,6 +27,7 @@ from gpumuxd.models.checksum import check_hash
 from gpumuxd.models.listing import ModelVersion
 from gpumuxd.models.manifest import Manifest
 from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.holders import with_holders
 from gpumuxd.node.loading import LoadedArtifact, Loading
 from gpumuxd.node.model_table import ModelTable, Replica, VersionEntry, key_of
 from gpumuxd.node.spec_check import why_wrong_loaded
@@ -205,6 +206,10 @@ class Placing:
         self._under_way[device].append(weights_bytes)
         try:
             loaded = await link.load(frame, artifact.fds)
+        except OutOfDeviceMemory as error:
+            raise with_holders(
+                error, device, self._table, lambda other: _is_known(other, manifest)
+            ) from None
         finally:
             self._under_way[device].remove(weights_bytes)
         if why := why_wrong_loaded(artifact.spec, loaded):
@@ -222,3 +227,10 @@ class Placing:
             loaded=loaded,
             checker=CallChecker(artifact.spec, manifest.batch_max),
         )
+
+
+def _is_known(other: Manifest, manifest: Manifest) -> bool:
+    """May everybody who may know of a model also know of this other one?"""
+    if other.tenants is None:
+        return True
+    return manifest.tenants is not None and set(manifest.tenants) <= set(other.tenants)

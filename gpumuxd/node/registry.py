@@ -18,6 +18,7 @@ from gpumuxd.errors import (
     InvalidRequest,
     ModelNotReady,
     ModelQuarantined,
+    OutOfDeviceMemory,
     PermissionDenied,
     UnknownModel,
 )
@@ -31,6 +32,7 @@ from gpumuxd.node.bound_watch import BoundWatch
 from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.draining import DeviceDraining
+from gpumuxd.node.holders import with_holders
 from gpumuxd.node.journal import Journal
 from gpumuxd.node.loading import Loading
 from gpumuxd.node.loads import Loads
@@ -90,6 +92,12 @@ class Registry:
     def changed(self) -> Signal:
         """Given when something serves that did not, or the other way round."""
         return self._table.changed
+
+    def with_holders(
+        self, error: OutOfDeviceMemory, device: str, tenant: Tenant
+    ) -> OutOfDeviceMemory:
+        """The same error, with who holds the memory of that device, as far as a tenant may know."""
+        return with_holders(error, device, self._table, lambda other: may_see(other, tenant))
 
     def is_coming(self, name: str, version: str) -> bool:
         """Does nothing serve this model now, while something is about to?"""

@@ -23,6 +23,7 @@ from gpumuxd.errors import (
     DeviceLost,
     Draining,
     GpumuxdError,
+    OutOfDeviceMemory,
     deadline_facts,
 )
 from gpumuxd.node.api import InferCall, InferReply
@@ -86,7 +87,10 @@ class Requests:
 
     async def _send(self, request: _Request, replica: Replica) -> InferReply:
         fit, frame, memory = self._prepare(request, replica)
-        return await wait_reply(request.call, replica, fit, frame, memory, request.replays)
+        try:
+            return await wait_reply(request.call, replica, fit, frame, memory, request.replays)
+        except OutOfDeviceMemory as error:
+            raise self._registry.with_holders(error, replica.device, request.call.tenant) from None
 
     def _prepare(
         self, request: _Request, replica: Replica

@@ -12,8 +12,9 @@ released exactly once (`device_link.py` says when).
 """
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -27,6 +28,7 @@ from gpumuxd.errors import (
     InvalidRequest,
     ModelNotReady,
     PermissionDenied,
+    QueueFull,
     WrongMode,
 )
 from gpumuxd.models.repository import Repository
@@ -68,6 +70,9 @@ from gpumuxd.units import NS_PER_S
 DRAINING_RETRY_DELAY_NS = 2 * NS_PER_S
 """Told to whom a daemon that stops refuses. One that is started again at once is not up sooner."""
 
+CALLS_CHANGING_MODELS_MAX = 1024
+"""Calls that wait for a load or an unload. Loads of one name are one, but every call is held."""
+
 _log = structlog.get_logger()
 
 
@@ -90,6 +95,7 @@ class Node:
         self._spawn_device = spawn_device
         self._on_readiness = on_readiness
         self._was_ready = False
+        self._calls_changing_models = 0
         self._started_ns = clock()
         self._idle = asyncio.Event()
         self._limits = Limits(self.tenants, self._idle.set)
@@ -275,15 +281,31 @@ class Node:
     async def load(self, tenant: Tenant, name: str) -> None:
         self._check_admitting()
         self._check_explicit()
-        await self._registry.load(tenant, name)
+        with self._changing_models():
+            await self._registry.load(tenant, name)
         self._tell_readiness()
 
     async def unload(self, tenant: Tenant, name: str) -> Sequence[UnloadedReplica]:
         self._check_admitting(also_held=True)
         self._check_explicit()
-        unloaded = await self._registry.unload(tenant, name)
+        with self._changing_models():
+            unloaded = await self._registry.unload(tenant, name)
         self._tell_readiness()
         return unloaded
+
+    @contextlib.contextmanager
+    def _changing_models(self) -> Iterator[None]:
+        """One more call that loads or unloads. Raises QueueFull."""
+        if self._calls_changing_models >= CALLS_CHANGING_MODELS_MAX:
+            raise QueueFull(
+                f"{self._calls_changing_models} loads and unloads are waited for already, which is "
+                "the limit; retry"
+            )
+        self._calls_changing_models += 1
+        try:
+            yield
+        finally:
+            self._calls_changing_models -= 1
 
     async def drain_device(self, tenant: Tenant, device: str) -> Sequence[DrainedModel]:
         self._check_drainable(tenant, device)

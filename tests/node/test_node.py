@@ -1042,3 +1042,23 @@ async def test_a_load_that_a_drain_overtakes_is_refused_and_leaves_nothing(world
         await node.drain()
         with pytest.raises(asyncio.CancelledError):  # the front door makes Draining of it
             await load
+
+
+async def test_so_many_calls_may_wait_for_loads_and_unloads_and_no_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpumuxd.node.node.CALLS_CHANGING_MODELS_MAX", 2)
+    async with world.started() as node:
+        world.device.on_load = load_never
+        waiting = [asyncio.ensure_future(node.load(DEFAULT_TENANT, "m")) for _ in range(2)]
+        await world.life.wait_for(frames.LoadModel)
+        for change in (node.load, node.unload):
+            with pytest.raises(QueueFull, match="2 loads and unloads are waited for") as full:
+                await change(DEFAULT_TENANT, "m")
+            assert full.value.retry_delay_ns
+        for call_ in waiting:
+            call_.cancel()
+        await asyncio.wait(waiting)
+        waiting = [asyncio.ensure_future(node.unload(DEFAULT_TENANT, "m"))]
+        world.life.end("signal SIGKILL")
+        await asyncio.wait(waiting)

@@ -56,7 +56,7 @@ RULES: dict[Cause, Rule] = {
     Cause.BUG: Rule(1, "an assertion of ours failed, or a model's code ended the process"),
     Cause.WATCHDOG: Rule(1, "what is at the head of a lane for so long never ends"),
     Cause.SILENCE: Rule(1, "the loop's thread waits for what keeps the GIL"),
-    Cause.NONSENSE: Rule(1, "it said what it never says: its memory is not what we wrote there"),
+    Cause.NONSENSE: Rule(OUTSIDE_DEATHS_MIN, "who was in flight when it was heard need not be why"),
     Cause.OUTSIDE: Rule(OUTSIDE_DEATHS_MIN, "an operator, or the kernel short of memory"),
     Cause.ORDERED: Rule(None, "the daemon stops"),
 }

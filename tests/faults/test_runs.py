@@ -69,7 +69,6 @@ async def test_a_run_that_fails_costs_its_own_request(rig: Rig, fault: Fault) ->
         Fault.SEGFAULT,
         Fault.ENDLESS_KERNEL,
         Fault.ENDLESS_WITH_GIL,
-        Fault.CUT_FRAME,
     ],
     ids=name_of,
 )

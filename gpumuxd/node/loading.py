@@ -222,10 +222,12 @@ async def _receive(channel: Channel) -> tuple[frames.AnyFrame, list[int]]:
 
 async def _end(child: Mortal) -> None:
     """Kill and reap. What it had to say was said; also when our own task is being cancelled, which
-    does not wait for its end."""
+    does not wait for its end. Nobody waits for ever: a starter that stands still tells no end."""
     try:
         child.kill()
-        await _wait_ended(child)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_S_MAX):
+                await _wait_ended(child)
     finally:
         child.reap()
         child.close()

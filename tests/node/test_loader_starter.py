@@ -12,6 +12,7 @@ import pytest
 
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.errors import InvalidModel, ModelNotReady
+from gpumuxd.node import loading
 from gpumuxd.node.child_process import SPAWN_STARTER, Child, Mortal
 from gpumuxd.node.loader_starter import LoaderStarter
 from gpumuxd.node.loading import Loading
@@ -95,6 +96,16 @@ async def test_a_starter_that_died_costs_the_loads_in_flight_and_no_other(
         await load
     await refused(kept, foreign)  # it does not wait for the hour
     assert len(kept.environments) == 2
+
+
+async def test_one_that_stands_still_keeps_nobody_for_ever(
+    kept: Kept, foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "EXIT_S_MAX", 0.01)
+    kept.loading.set_read_limit(1)
+    os.kill(kept.starter.pid, signal.SIGSTOP)
+    with pytest.raises(ModelNotReady, match="reading its artifact took over"):
+        await asyncio.wait_for(kept.loading.read(foreign), TIMEOUT_S)
 
 
 async def test_one_that_died_is_replaced_before_anybody_asks() -> None:

@@ -10,7 +10,7 @@ unloaded; what the journal says of a model is settled before the next load or un
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -50,6 +50,7 @@ class Loads:
         self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting: dict[str, _Load] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.on_change: Callable[[], None] = lambda: None  # something may serve, or serve no more
         self.is_ending = False  # the node stops: loads that fail now say nothing about a model
 
     async def load(self, name: str, is_asked_for: bool = False, retries: bool = True) -> None:
@@ -320,6 +321,7 @@ class Loads:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # asked for here, so that one that nobody awaits is not reported
+        self.on_change()  # whoever asked for it may be gone
 
 
 def _log_loaded(entry: VersionEntry, replica: Replica) -> None:

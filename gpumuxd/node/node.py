@@ -134,6 +134,7 @@ class Node:
             settings.recovery,
         )
         self._registry.draining.on_change = self._tell_readiness
+        self._registry.loads.on_change = self._tell_readiness
         self._requests = Requests(self._registry, self._blame, settings.recovery, clock)
         self.polling = (
             Polling(self._registry.catalogue, self._registry.loads, settings.poll_ns)
@@ -212,8 +213,11 @@ class Node:
         await self._give_up_loads()
 
     async def _give_up_loads(self) -> None:
-        """Nobody will be served by what they load: who waits for them is told so."""
+        """Nobody will be served by what they load: who waits for them is told so. Loaders end with
+        their starter, also with one that stands still."""
         self._registry.loads.is_ending = True
+        if self._loader_starter is not None:
+            self._loader_starter.close()
         await self._registry.loads.close()
 
     async def stop(self) -> None:
@@ -419,6 +423,7 @@ class Node:
     async def _device_started(self, link: DeviceLink) -> None:
         await self._registry.recovery.handle_device_started(link)
         self._registry.loads.fill_all()
+        self._registry.draining.handle_device_started(link.settings.device)
 
     def _device_changed(self, device: DeviceSupervisor) -> None:
         if device.state == "lost":

@@ -43,12 +43,15 @@ class Recovery:
                 entry.move(ModelState.LOADING, f"device {device} was lost: {reason}")
 
     async def handle_device_started(self, link: DeviceLink) -> None:
-        """Load again what served on this device before it was lost, one after the other."""
+        """Load again what served on this device before it was lost, one after the other. Whose name
+        is being loaded or unloaded comes last: nobody shall wait for that, and its disk."""
         device = link.settings.device
         if device in self._placing.drained:  # they are on their way elsewhere
             return
         waiting = [entry for entry in self._table if device in entry.replicas]
-        for entry in sorted(waiting, key=lambda entry: entry.rank):
+        while waiting:
+            entry = min(waiting, key=lambda entry: (self._locks[entry.name].locked(), entry.rank))
+            waiting.remove(entry)
             async with self._locks[entry.name]:
                 if entry.is_ready and not entry.alive:
                     entry.move(ModelState.LOADING, f"device {device} was lost")

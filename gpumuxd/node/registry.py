@@ -75,9 +75,9 @@ class Registry:
         self._journal = journal
         placing = Placing(self._table, loading, tenants, links, placement)
         self.loads = Loads(self.catalogue, self._table, placing, journal)
-        self.draining = DeviceDraining(self._table, placing, self.loads)
-        self._drained = placing.drained
         self.recovery = Recovery(self._table, placing, self.loads.locks)
+        self.draining = DeviceDraining(self._table, placing, self.loads, self.recovery, links)
+        self._drained = placing.drained
         self.quarantine = Quarantine(self._table, settings, clock, self.loads.take_down)
         self.bound_watch = BoundWatch(self._table)
         self.failures: dict[str, str] = {}

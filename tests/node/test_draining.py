@@ -7,8 +7,9 @@ import pytest
 
 from gpumuxd.errors import Draining, InvalidRequest, PermissionDenied
 from gpumuxd.node.api import DrainedModel, ModelState
+from gpumuxd.node.node import Node
 from gpumuxd.wire import frames
-from tests.node.fakes import FakeLife, call, load_never, load_well
+from tests.node.fakes import WAIT_S, FakeLife, call, load_never, load_well
 from tests.node.test_replicas import (
     BOTH,
     OUTPUTS,
@@ -28,6 +29,18 @@ def world(tmp_path: Path) -> World:
 
 def device_states(world: World) -> list[str]:
     return [device.state for device in world.node.view().devices]
+
+
+async def wait_device(world: World, state: str) -> None:
+    """Until cpu:0 is in this state."""
+    async with asyncio.timeout(WAIT_S):
+        while device_states(world)[0] != state:
+            await world.state()
+
+
+def changing(node: Node, name: str) -> asyncio.Lock:
+    """Held while this model is loaded or unloaded, which may take its time."""
+    return node._registry.loads.locks[name]
 
 
 def full(life: FakeLife, frame: frames.LoadModel) -> None:
@@ -76,7 +89,8 @@ async def test_asking_again_tells_the_same(world: World) -> None:
 async def test_what_fits_nowhere_is_refused_and_comes_back(world: World) -> None:
     world.add()
     world.add("pinned", manifest="device = 'cpu:0'")
-    async with two_devices(world, startup_models=("m", "pinned")) as node:
+    async with two_devices(world, startup_models=("m",)) as node:
+        await node.load(ADMIN, "pinned")  # after the other, which else might go to cpu:1
         world.device.on_load = full
         fates = {f.name: (f.fate, f.reason) for f in await node.drain_device(ADMIN, "cpu:0")}
         nowhere = "device cpu:0 is drained, and it can be nowhere else: "
@@ -144,6 +158,68 @@ async def test_a_drained_device_that_dies_comes_back_empty_and_drained(world: Wo
         assert device_states(world) == ["drained", "ready"]
         assert len(loads_on(world, "cpu:0")) == 1
         await answered(node, lives_of(world, "cpu:1")[0])
+
+
+async def test_a_drain_that_is_taken_back_leaves_what_it_did_not_reach(world: World) -> None:
+    world.add()
+    async with two_devices(world, startup_models=("m",)) as node:
+        async with changing(node, "m"):
+            drain = asyncio.create_task(node.drain_device(ADMIN, "cpu:0"))
+            await wait_device(world, "draining")
+            undrain = asyncio.create_task(node.undrain_device(ADMIN, "cpu:0"))
+            await wait_device(world, "ready")
+        assert (await drain, await undrain) == ((), ())
+        assert await world.state() == (ModelState.READY, "")
+        await answered(node, lives_of(world, "cpu:0")[0])
+
+
+async def test_what_was_lost_during_a_drain_that_is_taken_back_is_loaded_again(
+    world: World,
+) -> None:
+    world.add(manifest="device = 'cpu:0'")
+    async with two_devices(world, startup_models=("m",)) as node:
+        async with changing(node, "m"):
+            drain = asyncio.create_task(node.drain_device(ADMIN, "cpu:0"))
+            await wait_device(world, "draining")
+            lives_of(world, "cpu:0")[0].end("signal SIGKILL")
+            await world.device.wait_lives(3)
+            await wait_device(world, "draining")  # it is up again
+            undrain = asyncio.create_task(node.undrain_device(ADMIN, "cpu:0"))
+            await wait_device(world, "ready")
+        await asyncio.gather(drain, undrain)
+        assert await world.state() == (ModelState.READY, "")
+        assert len(loads_on(world, "cpu:0")) == 2
+
+
+async def test_who_asked_to_undrain_may_go_away(world: World) -> None:
+    world.add(manifest="device = 'cpu:0'")
+    async with two_devices(world, startup_models=("m",)) as node:
+        await node.drain_device(ADMIN, "cpu:0")
+        async with changing(node, "m"):
+            undrain = asyncio.create_task(node.undrain_device(ADMIN, "cpu:0"))
+            await wait_device(world, "ready")
+            undrain.cancel()
+            await asyncio.wait([undrain])
+            drain = asyncio.create_task(node.drain_device(ADMIN, "cpu:0"))
+        (fate,) = await drain
+        assert (fate.fate, device_states(world)) == ("left", ["drained", "ready"])
+        assert len(loads_on(world, "cpu:0")) == 2, "it was back in between"
+
+
+async def test_what_could_not_come_back_does_when_its_device_does(world: World) -> None:
+    world.add(manifest="device = 'cpu:0'")
+    async with two_devices(world, startup_models=("m",)) as node:
+        await node.drain_device(ADMIN, "cpu:0")
+        world.device.answers_start = False
+        lives_of(world, "cpu:0")[0].end("signal SIGKILL")
+        life = await world.device.wait_lives(3)
+        (fate,) = await node.undrain_device(ADMIN, "cpu:0")
+        assert (fate.fate, "is not up" in fate.reason) == ("left", True)
+        (start,) = await life.wait_for(frames.Start)
+        world.device.answers_start = True
+        world.device.respond(life, start)
+        await world.wait_ready()
+        assert await world.state() == (ModelState.READY, "")
 
 
 async def test_the_whole_node_admits_nothing_until_it_may(world: World) -> None:

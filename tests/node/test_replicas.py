@@ -13,7 +13,16 @@ from gpumuxd.node.model_table import TRANSITIONS, VersionEntry
 from gpumuxd.node.node import Node
 from gpumuxd.node.settings import RestartSettings
 from gpumuxd.wire import frames
-from tests.node.fakes import WAIT_S, FakeLife, call, int32, load_badly, load_deadly, load_well
+from tests.node.fakes import (
+    WAIT_S,
+    FakeLife,
+    call,
+    int32,
+    load_badly,
+    load_deadly,
+    load_never,
+    load_well,
+)
 from tests.node.world import ADMIN, CPU_0, CPU_1, VOICE, World
 
 OUTPUTS = (int32(3, 5), bytes(8))
@@ -204,6 +213,37 @@ async def test_models_come_back_in_the_order_of_their_urgency(world: World) -> N
         again = [key.partition("/")[0] for key in loads_on(world, "cpu:0")[len(before) :]]
         assert again == ["tight", "loose", "none", "a", "z"]
         assert [sum(each) for each in ready] == [0, 1, 2, 3, 4]  # each as soon as it is back
+
+
+async def test_a_load_that_takes_its_time_keeps_no_other_model_from_coming_back(
+    world: World,
+) -> None:
+    for name in ("a", "m"):
+        world.add(name)
+    async with world.started(startup_models=("a", "m")) as node:
+        async with node._registry.loads.locks["a"]:
+            world.life.end("signal SIGKILL")
+            await world.wait_ready(False)
+            async with asyncio.timeout(WAIT_S):
+                while not node.is_model_ready(ADMIN, "m", ""):
+                    await world.state()
+            assert not node.is_model_ready(ADMIN, "a", "")
+        await world.wait_ready()
+
+
+async def test_readiness_is_told_also_when_who_asked_for_the_load_is_gone(world: World) -> None:
+    world.add()
+    async with world.started(startup_models=("m",)) as node:
+        await node.unload(ADMIN, "m")
+        assert world.readiness == [True, False]
+        world.device.on_load = load_never
+        load = asyncio.create_task(node.load(ADMIN, "m"))
+        frame = (await world.life.wait_for(frames.LoadModel, 2))[-1]
+        load.cancel()
+        await asyncio.wait([load])
+        load_well(world.life, frame)
+        await world.wait_ready()
+        assert world.readiness == [True, False, True]
 
 
 async def test_a_device_that_is_back_gets_the_replicas_it_missed(world: World) -> None:

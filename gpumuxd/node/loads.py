@@ -194,7 +194,7 @@ class Loads:
     def _replace(self, entry: VersionEntry, made: Made) -> None:
         """From now on these serve; what they replace finishes what it has."""
         old, entry.replicas, entry.missing = entry.replicas, {}, made.missing
-        entry.device_losses, entry.note, entry.failed = 0, "", None
+        entry.note, entry.failed = "", None
         for replica in made.replicas:
             entry.add(replica)
             _log_loaded(entry, replica)

@@ -97,7 +97,6 @@ class VersionEntry:
     whose device was lost is kept for its artifact, to be placed again.
 
     replicas       by device
-    device_losses  deaths of devices while it was loaded again
     missing        why there are fewer replicas than its manifest asks for
     is_drained     it had to go because its device was drained, and is not back
     note           while it is READY: why what is on the disk now does not serve in its place (yet)
@@ -110,7 +109,6 @@ class VersionEntry:
     state: ModelState = ModelState.UNAVAILABLE
     reason: str = NOT_LOADED
     replicas: dict[str, Replica] = field(default_factory=dict)
-    device_losses: int = 0
     missing: str = ""
     is_drained: bool = False
     note: str = ""

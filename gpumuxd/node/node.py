@@ -132,6 +132,7 @@ class Node:
             Placement(settings.placement),
             clock,
             settings.recovery,
+            self._blame,
         )
         self._registry.draining.on_change = self._tell_readiness
         self._registry.loads.on_change = self._tell_readiness

@@ -20,12 +20,14 @@ from gpumuxd.errors import (
     Draining,
     GpumuxdError,
     InvalidManifest,
+    ModelFaulted,
     ModelNotReady,
     OutOfDeviceMemory,
 )
 from gpumuxd.models.checksum import check_hash
 from gpumuxd.models.listing import ModelVersion
 from gpumuxd.models.manifest import Manifest
+from gpumuxd.node.blame import Blame
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.holders import with_holders
 from gpumuxd.node.loading import LoadedArtifact, Loading
@@ -53,8 +55,10 @@ class Placing:
         tenants: TenantDirectory,
         links: Callable[[], Mapping[str, DeviceLink | None]],
         placement: Placement,
+        blame: Blame,
     ) -> None:
         self._placement = placement
+        self._blame = blame
         self._table = table
         self._loading = loading
         self._tenants = tenants
@@ -214,9 +218,10 @@ class Placing:
             self._under_way[device].remove(weights_bytes)
         if why := why_wrong_loaded(artifact.spec, loaded):
             link.kill(f"it loaded {frame.model!r} with {why}")
-            raise DeviceLost(f"device {device} was lost; retry")
+            raise ModelFaulted(f"device {device} loaded it with {why}, and was ended")
         if not link.is_alive:  # it said that it loaded, and then ended
             raise DeviceLost(f"device {device} was lost; retry")
+        self._blame.forget(entry.label)
         return Replica(
             key=frame.model,
             version=str(entry.version),

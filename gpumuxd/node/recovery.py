@@ -2,8 +2,9 @@
 
 Their replicas stay where they are, with their artifacts, to be placed again on the device's next
 life: the most urgent models first, each of them serving as soon as it is back. A model that serves
-on another device goes on meanwhile. One that ends its device again and again is left out: it would
-keep everyone else there from being served. It must not know the repository.
+on another device goes on meanwhile. One whose load is to blame for an end (`blame.py`) is left out:
+it would keep everyone else there from being served. At any other end it waits for the next life.
+It must not know the repository.
 """
 
 import asyncio
@@ -13,15 +14,9 @@ import structlog
 
 from gpumuxd.errors import DeviceLost, GpumuxdError
 from gpumuxd.node.api import ModelState
-from gpumuxd.node.blame import OUTSIDE_DEATHS_MIN
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.model_table import ModelTable, Replica, VersionEntry
 from gpumuxd.node.placing import Placing
-
-DEVICE_LOSSES_MAX = OUTSIDE_DEATHS_MIN
-"""Deaths of a device in a row while it loaded a model again, after which that is left out: more
-would keep everyone else on the device from being served. Where the load is clearly to blame
-(`blame.py`) one is enough: then it fails with that."""
 
 _log = structlog.get_logger()
 
@@ -65,21 +60,18 @@ class Recovery:
         try:
             replica = await self._placing.place_again(entry, link, lost)
         except DeviceLost as error:
-            entry.device_losses += 1
-            if entry.device_losses >= DEVICE_LOSSES_MAX:
-                self._leave_out(entry, lost, f"its device was lost while loading it again: {error}")
+            reason = error.message
+            _log.info("model_waits_for_device", model=entry.label, device=lost.device, why=reason)
         except GpumuxdError as error:
             self._leave_out(entry, lost, error.message)
         else:
             lost.artifact.close()
-            entry.device_losses = 0
             entry.add(replica)
             _log.info("model_loaded_again", model=entry.label, device=link.settings.device)
 
     def _leave_out(self, entry: VersionEntry, lost: Replica, reason: str) -> None:
         lost.artifact.close()
         del entry.replicas[lost.device]
-        entry.device_losses = 0
         if entry.replicas:
             entry.missing = f"it is not loaded again on {lost.device}: {reason}"
         else:

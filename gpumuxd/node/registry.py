@@ -28,6 +28,7 @@ from gpumuxd.models.names import check_model_name, is_model_name, version_number
 from gpumuxd.models.repository import Repository
 from gpumuxd.models.version_policy import DEFAULT_POLICY
 from gpumuxd.node.api import IndexEntry, ModelState, ModelView, Tenant, UnloadedReplica
+from gpumuxd.node.blame import Blame
 from gpumuxd.node.bound_watch import BoundWatch
 from gpumuxd.node.catalogue import Catalogue
 from gpumuxd.node.device_link import DeviceLink
@@ -66,6 +67,7 @@ class Registry:
         placement: Placement,
         clock: Clock,
         settings: RecoverySettings,
+        blame: Blame,
     ) -> None:
         """`links` tells the link of each configured device, None where it is not up."""
         self._placement = placement
@@ -73,7 +75,7 @@ class Registry:
         self.catalogue = Catalogue(repositories)
         self._table = ModelTable()
         self._journal = journal
-        placing = Placing(self._table, loading, tenants, links, placement)
+        placing = Placing(self._table, loading, tenants, links, placement, blame)
         self.loads = Loads(self.catalogue, self._table, placing, journal)
         self.recovery = Recovery(self._table, placing, self.loads.locks)
         self.draining = DeviceDraining(self._table, placing, self.loads, self.recovery, links)

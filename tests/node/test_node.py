@@ -400,25 +400,56 @@ async def test_what_a_child_said_before_it_died_still_counts(world: World) -> No
         assert (await task).outputs[0].data == int32(7, 7)
 
 
-async def test_a_model_during_whose_loads_its_device_dies_again_and_again_is_left_out(
-    world: World,
-) -> None:
+async def test_a_model_whose_load_ends_its_device_again_is_left_out(world: World) -> None:
     add_model(world.repository, "good")
     async with world.started(startup_models=("m", "good")) as node:
 
         def load(life: FakeLife, frame: frames.LoadModel) -> None:
+            life.work_on(frame)
             (load_deadly if frame.model.startswith("m/") else load_well)(life, frame)
 
         world.device.on_load = load
-        world.life.end("signal SIGSEGV")
-        life = await world.device.wait_lives(5)
+        world.life.end("signal SIGKILL")
+        life = await world.device.wait_lives(3)
         loads = await life.wait_for(frames.LoadModel)
         assert loads[0].model.startswith("good/")
         state, reason = await world.state("m")
         assert state is ModelState.UNAVAILABLE
-        assert "lost while loading it again" in reason
+        assert "it ended device cpu:0 (signal SIGSEGV)" in reason
         await node.load(DEFAULT_TENANT, "good")
         assert node.is_model_ready(DEFAULT_TENANT, "good", "1")
+
+
+async def test_kills_from_outside_during_its_loads_leave_no_model_out(world: World) -> None:
+    """Two in a row each time: a load that ended well was none of the reasons of what was before."""
+
+    def load(life: FakeLife, frame: frames.LoadModel) -> None:
+        life.work_on(frame)
+        if len(world.device.lives) % 3 == 1:
+            load_well(life, frame)
+        else:
+            life.end("signal SIGKILL")
+
+    async with world.started(startup_models=("m",)) as node:
+        world.device.on_load = load
+        for lives in (4, 7, 10):
+            world.life.end("signal SIGKILL")
+            await world.device.wait_lives(lives)
+            await world.wait_ready()
+            assert await world.state("m") == (ModelState.READY, "")
+        await node.load(DEFAULT_TENANT, "m")
+
+
+async def test_a_load_that_was_idle_is_no_suspect_however_often_its_device_dies(
+    world: World,
+) -> None:
+    async with world.started(startup_models=("m",)):
+        world.device.on_load = lambda life, frame: life.end("signal SIGKILL")
+        world.life.end("signal SIGKILL")
+        await world.device.wait_lives(8)
+        world.device.on_load = load_well
+        await world.wait_ready()
+        assert await world.state("m") == (ModelState.READY, "")
 
 
 @pytest.mark.parametrize("how", ["silent", "nonsense", "unknown request", "parent's frame"])

@@ -44,7 +44,7 @@ async def test_an_inference_gives_arrays_and_a_report(client: AnyClient) -> None
     assert list(result) == ["y"]
     np.testing.assert_array_equal(result["y"], X)
     assert (result.model, result.model_version, result.request_id) == ("identity_fp32", "1", "r1")
-    assert result.report == RunReport(11, 22, 3, 44, 55)
+    assert result.report == RunReport(11, 22, 3, 44, 55, 6)
 
 
 async def test_priority_version_and_the_earliest_deadline_reach_the_node(

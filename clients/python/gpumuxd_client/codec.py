@@ -120,6 +120,7 @@ def decode_infer(data: bytes) -> types.InferResult:
         preemptions=figures.get("preemptions", 0),
         preemption_wait_ns=figures.get("preemption_wait_ns", 0),
         predicted_ns=figures.get("predicted_ns", 0),
+        replays=figures.get("replays", 0),
     )
     return types.InferResult(
         response.model_name, response.model_version, response.id, report, outputs

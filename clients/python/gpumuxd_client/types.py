@@ -17,6 +17,7 @@ class RunReport:
     preemptions         how often other work went ahead after it had started
     preemption_wait_ns  how long it stood still because of that
     predicted_ns        the estimate of its run on arrival, 0 if there was none
+    replays             how often it was sent again, because its device was lost under it
     """
 
     queue_ns: int = 0
@@ -24,6 +25,7 @@ class RunReport:
     preemptions: int = 0
     preemption_wait_ns: int = 0
     predicted_ns: int = 0
+    replays: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,6 +277,20 @@ async def test_a_load_that_ends_its_device_is_the_culprit(world: World) -> None:
         assert (await world.state("deadly"))[0] is ModelState.UNAVAILABLE
 
 
+async def test_what_a_child_can_not_have_loaded_is_left_out_and_ends_it_once(world: World) -> None:
+    def load(life: FakeLife, frame: frames.LoadModel) -> None:
+        twice = (((1,), 100_000),) * 2
+        life.send(frames.ModelLoaded(frame.model, 3, 40_000, twice, 64, 128, False))
+
+    async with serving(world):
+        world.device.on_load = load
+        world.life.end("signal SIGKILL")
+        await world.device.wait_lives(3)
+        state, reason = await world.state("m")
+        assert state is ModelState.UNAVAILABLE
+        assert "device cpu:0 loaded it with no sizes that were measured, or some of them" in reason
+
+
 async def fault(world: World, node: Node, lives: int) -> None:
     """Ends the device by a request for `m`."""
     life = await world.device.wait_lives(lives)

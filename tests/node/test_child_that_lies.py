@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpumuxd.domain import COMPLETED, RunReport
-from gpumuxd.errors import DeviceLost, ModelNotReady
+from gpumuxd.errors import DeviceLost, ModelFaulted
 from gpumuxd.node.tenants import DEFAULT_TENANT
 from gpumuxd.wire import frames
 from tests.node.fakes import SPEC, FakeLife, call, load_well
@@ -41,7 +41,7 @@ async def test_of_a_model_it_loaded(world: World, changes: dict[str, object]) ->
         world.add("m")
         first = world.life
         world.device.on_load = lie
-        with pytest.raises((DeviceLost, ModelNotReady)):
+        with pytest.raises(ModelFaulted, match="device cpu:0 loaded it with"):
             await node.load(DEFAULT_TENANT, "m")
         await world.device.wait_lives(2)
         assert first.how == "signal SIGKILL"

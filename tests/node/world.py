@@ -84,11 +84,12 @@ class World:
     async def _check_closed(self, open_before: set[str]) -> None:
         """Nothing stays open. A thread that was opening a file when nobody waited for it any more
         closes it when it is done."""
+        left: set[str] = set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_S):
-                while not open_files(self.repository) <= open_before:
+                # Looked at once each time: such a thread may open the next file in between.
+                while left := open_files(self.repository) - open_before:
                     await asyncio.to_thread(os.sched_yield)
-        left = open_files(self.repository) - open_before
         assert not left, left
 
     async def wait_ready(self, is_ready: bool = True) -> None:

@@ -97,6 +97,19 @@ class SyncCost(NamedTuple):
     base_ns: int
 
 
+class Batching(NamedTuple):
+    """How requests of one model may share a run.
+
+    `place` is where in a Bucket of the model its batch size stands, `sizes` the batch buckets that
+    may be run, ascending: the last is the most rows together. `delay_ns_max` is how long a request
+    that could start may wait for others to join it.
+    """
+
+    place: int
+    sizes: tuple[int, ...]
+    delay_ns_max: int = 0
+
+
 class OutcomeKind(enum.StrEnum):
     """The fate of a request. `errors.py` maps each one but COMPLETED to an exception class."""
 
@@ -138,6 +151,8 @@ class RunReport:
     preemptions         how often another cursor's slice went ahead of a started one
     preemption_wait_ns  time a started cursor stood still because of that
     predicted_ns        estimate of its run at arrival, 0 if there was none
+    batch_rows          rows that ran together, its own among them; 0 if it never ran
+    leads_batch         true for one of those that ran together: so executions can be counted
     """
 
     queue_ns: int = 0
@@ -145,3 +160,5 @@ class RunReport:
     preemptions: int = 0
     preemption_wait_ns: int = 0
     predicted_ns: int = 0
+    batch_rows: int = 0
+    leads_batch: bool = False

@@ -7,7 +7,7 @@ Frozen and slotted. `now_ns` is not in them: it is given beside them, so that on
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpumuxd.domain import Bucket, CursorKind, Lane, PriorityClass, SyncCost
+from gpumuxd.domain import Batching, Bucket, CursorKind, Lane, PriorityClass, SyncCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,8 @@ class RequestArrived:
     """A request passed the parent. `arrived_ns` was stamped there, on the common clock.
 
     A profile run or an upload is a request of the device itself: same path, other `kind`.
-    `rows` counts its batch rows, `memory_bytes` its arena bytes.
+    `rows` counts its batch rows. Requests of one model with an equal `batch_key` can share a run;
+    None: it runs alone.
     """
 
     request_id: int
@@ -27,6 +28,7 @@ class RequestArrived:
     deadline_ns: int | None = None
     rows: int = 1
     kind: CursorKind = CursorKind.INFER
+    batch_key: Bucket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class ModelProfile:
 class ModelReady:
     """A program can be launched. `class_max` is the highest class a permitted tenant may ask for;
     `slo_ns` is the latency its owner declared, if any, and gives the bound its laxity. `tenant` is
-    whose it is alone, if it is one's, `frame_bytes` what a run holds where no bucket says it."""
+    whose it is alone, if it is one's, `frame_bytes` what a run holds where no bucket says it;
+    `batching` None: its requests never share a run."""
 
     model: str
     profile: ModelProfile
@@ -90,6 +93,7 @@ class ModelReady:
     weights_bytes: int = 0
     frame_bytes: int = 0
     tenant: str = ""
+    batching: Batching | None = None
 
 
 @dataclass(frozen=True, slots=True)

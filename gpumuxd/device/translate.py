@@ -36,6 +36,7 @@ def request_arrived(frame: Submit) -> RequestArrived:
         arrived_ns=frame.arrived_ns,
         deadline_ns=frame.deadline_ns,
         rows=frame.rows,
+        batch_key=frame.batch_key,
     )
 
 

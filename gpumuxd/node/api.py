@@ -41,13 +41,33 @@ class UnloadedReplica:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionRef:
+    """A place in shared memory that a client registered under this name."""
+
+    region: str
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """Which sequence a request is a step of; numbers and texts are different names."""
+
+    sequence_id: int | str
+    is_start: bool = False
+    is_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class InputTensor:
-    """One input as it came: dense, C order, little-endian."""
+    """One input as it came: dense, C order, little-endian. Where it lies in a `region`, `data` is
+    empty."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: bytes | memoryview
+    region: RegionRef | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -56,12 +76,13 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One output, ready to be sent."""
+    """One output, ready to be sent. Where it was written to a `region`, `data` is empty."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: bytes
+    region: RegionRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +91,7 @@ class InferCall:
 
     `priority` is the wire number (0: the tenant's default); `deadline_ns` the earliest of the gRPC
     deadline and the `timeout` parameter, on CLOCK_MONOTONIC; `arrived_ns` when the RPC came in.
+    `output_regions` says by name which outputs go to shared memory, and where.
     """
 
     tenant: Tenant
@@ -80,6 +102,8 @@ class InferCall:
     arrived_ns: int
     inputs: Sequence[InputTensor]
     outputs_wanted: Sequence[str] = ()
+    output_regions: Mapping[str, RegionRef] = field(default_factory=dict)
+    sequence: SequenceStep | None = None
 
 
 @dataclass(frozen=True, slots=True)

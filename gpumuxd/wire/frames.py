@@ -26,7 +26,7 @@ from typing import Annotated
 
 import msgspec
 
-from gpumuxd.domain import Bucket, Outcome, PriorityClass, RunReport
+from gpumuxd.domain import Batching, Bucket, Outcome, PriorityClass, RunReport
 from gpumuxd.settings import DeviceSettings
 
 FRAME_BYTES_MAX = 64 * 1024
@@ -70,7 +70,8 @@ class Submit(Frame, frozen=True):
     """A request whose inputs lie in the arena and whose outputs are reserved there.
 
     `inputs` and `outputs` are in the order of the model's spec. An output block is what is
-    expected and its size a bound; the child writes the true tensor at its offset.
+    expected and its size a bound; the child writes the true tensor at its offset. Those of one
+    model with an equal `batch_key` can share a run; None: it runs alone.
     """
 
     request_id: int
@@ -83,6 +84,7 @@ class Submit(Frame, frozen=True):
     deadline_ns: int | None
     inputs: tuple[Block, ...]
     outputs: tuple[Block, ...]
+    batch_key: Bucket | None = None
 
 
 class Cancel(Frame, frozen=True):
@@ -112,6 +114,7 @@ class LoadModel(Frame, frozen=True):
     class_max: PriorityClass
     slo_ns: int | None
     tenant: str
+    batching: Batching | None = None
 
 
 class UnloadModel(Frame, frozen=True):
@@ -185,6 +188,7 @@ class Finished(Frame, frozen=True):
         numbers = (
             *(told.predicted_finish_ns, told.deadline_ns, report.queue_ns, report.compute_ns),
             *(report.preemptions, report.preemption_wait_ns, report.predicted_ns),
+            report.batch_rows,
         )
         if min(numbers) < 0 or max(numbers) > INT64_MAX:
             raise ValueError(f"a number that can't be in {told} or {report}")

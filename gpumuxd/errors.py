@@ -2,6 +2,7 @@
 
     GpumuxdError
     +-- InvalidRequest          INVALID_ARGUMENT
+    |   +-- SequenceUnknown     INVALID_ARGUMENT
     +-- UnknownModel            NOT_FOUND
     +-- ModelNotReady           UNAVAILABLE
     +-- Unauthenticated         UNAUTHENTICATED
@@ -15,7 +16,8 @@
     +-- InvalidModel            INVALID_ARGUMENT
     |   +-- InvalidManifest     INVALID_ARGUMENT
     +-- OutOfDeviceMemory       RESOURCE_EXHAUSTED
-    +-- SequenceLost            UNAVAILABLE
+    +-- SequenceAborted         ABORTED          a step did not end well: begin anew
+    +-- SequenceLost            UNAVAILABLE      its state is gone: begin anew
     +-- ModelFaulted            INTERNAL         the culprit
     +-- ModelQuarantined        FAILED_PRECONDITION
     +-- DeviceLost              UNAVAILABLE      everyone else: retry
@@ -73,6 +75,10 @@ class InvalidRequest(GpumuxdError):
     """The request itself is wrong; sending it again can't help."""
 
     status = "INVALID_ARGUMENT"
+
+
+class SequenceUnknown(InvalidRequest):
+    """A step of a sequence that was not begun, has ended or expired."""
 
 
 class UnknownModel(GpumuxdError):
@@ -158,11 +164,17 @@ class OutOfDeviceMemory(GpumuxdError):
     retryable = True
 
 
+class SequenceAborted(GpumuxdError):
+    """A step was cancelled, late or failed, which ended its sequence. Sending the step again can't
+    help; beginning the sequence anew can."""
+
+    status = "ABORTED"
+
+
 class SequenceLost(GpumuxdError):
-    """The state of a sequence is gone."""
+    """The state of a sequence is gone. Sending the step again can't help; beginning anew can."""
 
     status = "UNAVAILABLE"
-    retryable = True
 
 
 class ModelFaulted(GpumuxdError):

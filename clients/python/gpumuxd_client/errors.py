@@ -2,6 +2,7 @@
 
 GpumuxdError
 +-- InvalidRequest          INVALID_ARGUMENT
+|   +-- SequenceUnknown     a step of a sequence that was not begun, has ended or expired
 |   +-- InvalidModel        an artifact that can't be served
 |       +-- InvalidManifest
 +-- UnknownModel            NOT_FOUND
@@ -20,7 +21,8 @@ GpumuxdError
 |   +-- ModelNotReady
 |   +-- Draining
 |   +-- DeviceLost
-|   +-- SequenceLost
+|   +-- SequenceLost        its state is gone: begin it anew
++-- SequenceAborted         ABORTED: a step did not end well, begin the sequence anew
 +-- Unsupported             UNIMPLEMENTED
 +-- FailedPrecondition      FAILED_PRECONDITION
 |   +-- WrongMode           a load while the daemon follows its repositories
@@ -69,6 +71,10 @@ class GpumuxdError(Exception):
 
 class InvalidRequest(GpumuxdError):
     """The request is wrong; the message says what was expected and what came."""
+
+
+class SequenceUnknown(InvalidRequest):
+    """A step of a sequence that was not begun, has ended or expired."""
 
 
 class InvalidModel(InvalidRequest):
@@ -184,7 +190,13 @@ class DeviceLost(Unavailable):
 
 
 class SequenceLost(Unavailable):
-    """The state of a sequence is gone."""
+    """The state of a sequence is gone. The same step again can't help: begin the sequence anew."""
+
+    is_retryable = False
+
+
+class SequenceAborted(GpumuxdError):
+    """A step was cancelled, late or failed, which ended its sequence: begin it anew."""
 
 
 class Unsupported(GpumuxdError):
@@ -219,6 +231,7 @@ _CLASS_OF_STATUS: dict[str, type[GpumuxdError]] = {
     "RESOURCE_EXHAUSTED": ResourceExhausted,
     "DEADLINE_EXCEEDED": DeadlineExceeded,
     "CANCELLED": Cancelled,
+    "ABORTED": SequenceAborted,
     "UNAVAILABLE": Unreachable,
     "UNIMPLEMENTED": Unsupported,
     "FAILED_PRECONDITION": FailedPrecondition,

@@ -20,6 +20,7 @@ from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.device.loading import Loading
 from gpumuxd.device.mailbox import Mailbox, close_all
 from gpumuxd.device.recorder import Recordings
+from gpumuxd.device.sequences import Sequences, StateMisshaped, Tensors
 from gpumuxd.device.tensors import ArenaTensors, blocks_of
 from gpumuxd.device.translate import (
     explanation_frame,
@@ -40,6 +41,7 @@ from gpumuxd.wire.frames import (
     AskStatistics,
     Block,
     Cancel,
+    DropSequence,
     Explained,
     Finished,
     LoadModel,
@@ -84,6 +86,7 @@ class DeviceLoop:
         self._watchdog = Watchdog(settings)
         self._loading = Loading(scheduler, executor, mailbox.post, settings, clock, notes.load)
         self._recordings = Recordings(scheduler, settings, mailbox.post)
+        self._sequences = Sequences(scheduler.why_no_room)
         self._requests: dict[int, Submit] = {}
         self._finished: list[Finished] = []  # of this turn, not yet told
         self._turns = 0
@@ -170,6 +173,8 @@ class DeviceLoop:
                 self._handle_submit(frame, now_ns)
             case Cancel(request_id=request_id):
                 self._scheduler.handle(RequestCancelled(request_id), now_ns)
+            case DropSequence(model=model, slot=slot):
+                self._sequences.drop(model, slot)
             case Ping(count=count):
                 self._mailbox.post(Pong(count, self._turns))
             case AskStatistics():
@@ -206,6 +211,10 @@ class DeviceLoop:
         if self._is_stopping:
             self._mailbox.post(Finished(frame.request_id, STOPPING, RunReport(), ()))
             return
+        if frame.sequence is not None and (reason := self._sequences.begin(frame)):
+            outcome = Outcome(OutcomeKind.OUT_OF_DEVICE_MEMORY, reason)
+            self._mailbox.post(Finished(frame.request_id, outcome, RunReport(), ()))
+            return
         self._requests[frame.request_id] = frame
         self._scheduler.handle(request_arrived(frame), now_ns)
 
@@ -235,6 +244,7 @@ class DeviceLoop:
                 self._executor.retire(cursor_id)
             case Release(model=model):
                 self._tell_finished()  # the parent hears of a model's requests before its end
+                self._sequences.drop_model(model)
                 self._loading.released(model)
             case _:
                 raise AssertionError(command)
@@ -244,11 +254,11 @@ class DeviceLoop:
         if request is None:
             self._loading.own.launched(work)
         elif work.first_group == 0:
-            self._executor.bind(
-                request.request_id,
-                [self._arena.tensor(block) for block in request.inputs],
-                [self._arena.tensor(block) for block in request.outputs],
-            )
+            inputs: Tensors = [self._arena.tensor(block) for block in request.inputs]
+            outputs: Tensors = [self._arena.tensor(block) for block in request.outputs]
+            if request.sequence is not None:
+                inputs, outputs = self._sequences.bound(request, inputs, outputs)
+            self._executor.bind(request.request_id, inputs, outputs)
         self._notes.launched(work.slice_id, work.members)  # before it can do any harm
         self._watchdog.launched(work)
         self._executor.launch(work)
@@ -258,13 +268,23 @@ class DeviceLoop:
         if request is None:
             self._loading.own.finished(command)
             return
+        outcome = command.outcome
         outputs: tuple[Block, ...] = ()
-        if command.outcome.kind is OutcomeKind.COMPLETED:
-            outputs = blocks_of(request.outputs, *self._executor.result(request.request_id))
+        if outcome.kind is OutcomeKind.COMPLETED:
+            outcome, outputs = self._outputs(request, outcome)
         self._executor.unbind(request.request_id)
-        self._finished.append(
-            Finished(request.request_id, command.outcome, command.report, outputs)
-        )
+        self._finished.append(Finished(request.request_id, outcome, command.report, outputs))
+
+    def _outputs(self, request: Submit, outcome: Outcome) -> tuple[Outcome, tuple[Block, ...]]:
+        """Of a run that completed. A step whose state is wrong did not do what it was to do."""
+        regions, results = self._executor.result(request.request_id)
+        if request.sequence is not None:
+            reserved = [self._arena.tensor(block) for block in request.outputs]
+            try:
+                regions, results = self._sequences.commit(request, regions, results, reserved)
+            except StateMisshaped as error:
+                return Outcome(OutcomeKind.MODEL_FAULTED, str(error)), ()
+        return outcome, blocks_of(request.outputs, regions, results)
 
     def _tell_finished(self) -> None:
         for frame in self._finished:

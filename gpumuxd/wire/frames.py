@@ -8,6 +8,7 @@ travel in the arena and a frame only says where. Times are integer nanoseconds o
     Start      settings; carries the arena     Started    what device this is
     Submit     a request                       Accepted   the child's half of "accepted"
     Cancel                                     Finished   the fate, and where the outputs are
+    DropSequence  its state is not needed
     SetTenant  weight and rate
     LoadModel  carries plan and weights        ModelLoaded | ModelFailed
     UnloadModel                                ModelReleased
@@ -52,6 +53,28 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[Count, ...]
 
 
+class StateTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that a sequence keeps: the places of its input and its output in the model's spec.
+
+    `is_told`: the output is wanted too, so it is among the blocks of the request.
+    """
+
+    input: int
+    output: int
+    datatype: str
+    shape: tuple[int, ...]
+    is_told: bool = False
+
+
+class SequenceState(msgspec.Struct, frozen=True, array_like=True):
+    """What a request that is a step of a sequence reads and writes beside its blocks. A slot is
+    begun by one request, with zeros, and never begun again."""
+
+    slot: int
+    is_start: bool
+    tensors: tuple[StateTensor, ...]
+
+
 class Frame(msgspec.Struct, frozen=True, tag=True):
     """Base of all frames; the tag is the class name."""
 
@@ -71,7 +94,8 @@ class Submit(Frame, frozen=True):
 
     `inputs` and `outputs` are in the order of the model's spec. An output block is what is
     expected and its size a bound; the child writes the true tensor at its offset. Those of one
-    model with an equal `batch_key` can share a run; None: it runs alone.
+    model with an equal `batch_key` can share a run; None: it runs alone. A step of a `sequence` has
+    no blocks for what that keeps, but for outputs that are told, and runs alone.
     """
 
     request_id: int
@@ -85,12 +109,20 @@ class Submit(Frame, frozen=True):
     inputs: tuple[Block, ...]
     outputs: tuple[Block, ...]
     batch_key: Bucket | None = None
+    sequence: SequenceState | None = None
 
 
 class Cancel(Frame, frozen=True):
     """Nobody waits for this request; the answer is still exactly one Finished."""
 
     request_id: int
+
+
+class DropSequence(Frame, frozen=True):
+    """No further step of this sequence comes. One that was never begun is no error."""
+
+    model: str
+    slot: int
 
 
 class SetTenant(Frame, frozen=True):
@@ -385,6 +417,7 @@ AnyFrame = (
     Start
     | Submit
     | Cancel
+    | DropSequence
     | SetTenant
     | LoadModel
     | UnloadModel

@@ -14,6 +14,8 @@ from typing import Any
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import InvalidManifest
 from gpumuxd.models.files import NotRegular, open_regular
+from gpumuxd.models.sequence_policy import EXPECTED as EXPECTED_SEQUENCE
+from gpumuxd.models.sequence_policy import SequencePolicy, parse_sequence
 from gpumuxd.models.toml_text import parse_toml, shown
 from gpumuxd.models.version_policy import DEFAULT_POLICY, EXPECTED, VersionPolicy, parse_policy
 from gpumuxd.units import ns_from_ms
@@ -40,6 +42,7 @@ class Manifest:
     batch_max     most rows in a request; None: what the artifact was exported for
     versions      which of its versions serve
     idempotent    may a request be run again whose device was lost while it ran
+    sequence      what is kept between the steps of a sequence; None: it serves none
     """
 
     slo_ms: float | None = None
@@ -50,6 +53,7 @@ class Manifest:
     batch_max: int | None = None
     versions: VersionPolicy = DEFAULT_POLICY
     idempotent: bool = True
+    sequence: SequencePolicy | None = None
 
     @property
     def slo_ns(self) -> int | None:
@@ -104,6 +108,7 @@ def parse_manifest(data: bytes) -> Manifest:
         batch_max=_batch_max(table),
         versions=_versions(table),
         idempotent=_idempotent(table),
+        sequence=_sequence(table),
     )
 
 
@@ -191,3 +196,13 @@ def _idempotent(table: Mapping[str, Any]) -> bool:
     if not isinstance(value, bool):
         raise _wrong("idempotent", "true or false", value)
     return value
+
+
+def _sequence(table: Mapping[str, Any]) -> SequencePolicy | None:
+    value = table.get("sequence")
+    if value is None:
+        return None
+    policy = parse_sequence(value)
+    if policy is None:
+        raise _wrong("sequence", EXPECTED_SEQUENCE, value)
+    return policy

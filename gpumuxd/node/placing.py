@@ -74,6 +74,8 @@ class Placing:
         artifact = await self._loading.read(found.artifact, found.artifact_format, found.repository)
         try:
             check_hash(found.sha256, artifact.artifact_hash, found.artifact_name)
+            if found.manifest.sequence is not None:
+                found.manifest.sequence.check(artifact.spec)
             return await self._spread(entry, artifact, found.manifest, ())
         finally:
             artifact.close()
@@ -230,7 +232,7 @@ class Placing:
             manifest=manifest,
             class_max=class_max,
             loaded=loaded,
-            checker=CallChecker(artifact.spec, manifest.batch_max),
+            checker=CallChecker(artifact.spec, manifest.batch_max, manifest.sequence),
         )
 
 

@@ -8,11 +8,14 @@ whatever came.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import msgspec
 
 from gpumuxd.domain import Bucket, PriorityClass
 from gpumuxd.errors import InvalidModel, InvalidRequest, PermissionDenied
+from gpumuxd.models.sequence_policy import SequencePolicy
 from gpumuxd.models.spec import (
     ModelSpec,
     TensorSpec,
@@ -22,6 +25,7 @@ from gpumuxd.models.spec import (
 )
 from gpumuxd.node.api import InferCall, InputTensor, Tenant
 from gpumuxd.node.spec_check import TENSOR_BYTES_MAX
+from gpumuxd.wire.frames import StateTensor
 
 TEXT_SHOWN_MAX = 80
 """Characters of a foreign text that a message repeats. A gRPC status travels in the trailers,
@@ -48,7 +52,8 @@ class Fit:
     """What follows from the form of a call, which is all of it but the bytes of its tensors.
 
     `places` tells where in the call each input of the spec is. `wanted` are positions in
-    `outputs`, in the order asked for.
+    `outputs`, in the order asked for. `states` are what the sequence of a step keeps: these are
+    not among the inputs, nor among the outputs unless they are wanted.
     """
 
     bucket: Bucket
@@ -59,6 +64,7 @@ class Fit:
     wanted: tuple[int, ...]
     input_bytes: int
     output_bytes: int
+    states: tuple[StateTensor, ...] = ()
 
 
 class CheckedCall(NamedTuple):
@@ -75,8 +81,14 @@ class CallChecker:
     its preemption delay, and looking it up takes 2 us.
     """
 
-    def __init__(self, spec: ModelSpec, rows_max: int | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        rows_max: int | None = None,
+        sequence: SequencePolicy | None = None,
+    ) -> None:
         self._spec = spec
+        self._sequence = sequence
         self._rows_max = rows_max
         self._fits: dict[object, Fit] = {}
 
@@ -85,10 +97,14 @@ class CallChecker:
         form = (
             tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in call.inputs]),
             tuple(call.outputs_wanted),
+            call.sequence is not None,
         )
         fit = self._fits.get(form)
         if fit is None:
-            fit = _fit(self._spec, call, self._rows_max)
+            if call.sequence is None:
+                fit = _fit(self._spec, call, self._rows_max)
+            else:
+                fit = _fit_step(self._spec, self._sequence, call, self._rows_max)
             if len(self._fits) >= FITS_KEPT_MAX:
                 self._fits.clear()
             self._fits[form] = fit
@@ -120,6 +136,40 @@ def _fit(spec: ModelSpec, call: InferCall, rows_max: int | None) -> Fit:
         input_bytes=sum(tensor.size_bytes for tensor in inputs),
         output_bytes=sum(tensor.size_bytes for tensor in outputs),
     )
+
+
+def _fit_step(
+    spec: ModelSpec, policy: SequencePolicy | None, call: InferCall, rows_max: int | None
+) -> Fit:
+    """The same of a step of a sequence, against what of the spec is not kept."""
+    if policy is None:
+        raise InvalidRequest(
+            f"model {call.model!r} keeps nothing between requests: its model.toml has no [sequence]"
+        )
+    for tensor in call.inputs:
+        if tensor.name in policy.inputs:
+            raise InvalidRequest(f"input {tensor.name!r} is kept by the sequence; leave it out")
+    told = set(policy.outputs).intersection(call.outputs_wanted)
+    untold = set(policy.outputs) - told
+    step = msgspec.structs.replace(
+        spec,
+        inputs=tuple(each for each in spec.inputs if each.name not in policy.inputs),
+        outputs=tuple(each for each in spec.outputs if each.name not in untold),
+    )
+    fit = _fit(step, call, rows_max)
+    bindings = step.bind({tensor.name: tensor.shape for tensor in call.inputs})
+    inputs = {tensor.name: place for place, tensor in enumerate(spec.inputs)}
+    outputs = {tensor.name: place for place, tensor in enumerate(spec.outputs)}
+    states = []
+    for pair in policy.state:
+        place = inputs[pair.input]
+        kept = _sized(spec.inputs[place], evaluate_shape(spec.inputs[place].shape, bindings))
+        states.append(
+            StateTensor(
+                place, outputs[pair.output], kept.spec.datatype, kept.shape, pair.output in told
+            )
+        )
+    return replace(fit, states=tuple(states))
 
 
 def check_priority(tenant: Tenant, priority: int, model_max: PriorityClass) -> PriorityClass:

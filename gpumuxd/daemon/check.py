@@ -7,10 +7,13 @@ start serves nobody. It reads the repository and must not open sockets or write 
 import os
 from collections.abc import Iterator
 
+from gpumuxd.daemon.access import is_loopback
 from gpumuxd.daemon.config import Config
-from gpumuxd.errors import GpumuxdError
+from gpumuxd.errors import ConfigError, GpumuxdError
 from gpumuxd.models.repository import scan_all
 from gpumuxd.node.settings import ALL_MODELS, RepositoryMode
+from gpumuxd.rpc.listener import Listener, TcpAddress, parse_address
+from gpumuxd.rpc.tls import read_tls
 from gpumuxd.settings import Order, SchedulerSettings, Slicing, format_slicing
 from gpumuxd.units import NS_PER_S
 
@@ -39,6 +42,7 @@ def doubts(config: Config) -> list[str]:
         for path in config.node.repository_paths
         if not path.is_dir()
     ]
+    found += _doubts_of_listeners(config)
     found += _doubts_of_models(config)
     found += dict.fromkeys(
         doubt for device in config.node.devices for doubt in _without_effect(device.scheduler)
@@ -48,6 +52,18 @@ def doubts(config: Config) -> list[str]:
     if threads > cores:
         found.append(f"the devices have {threads} threads together, this machine {cores} cores")
     return found
+
+
+def _doubts_of_listeners(config: Config) -> Iterator[str]:
+    if config.tls is not None:
+        try:
+            read_tls(config.tls)
+        except ConfigError as error:
+            yield f"it will not start: {error}"
+    for listener in config.listeners:
+        is_tcp = isinstance(parse_address(listener.address), TcpAddress)
+        if is_tcp and not listener.is_encrypted and not is_loopback(listener.address):
+            yield f"{listener.address}: tokens and tensors go over the network in clear"
 
 
 def _doubts_of_models(config: Config) -> Iterator[str]:
@@ -105,7 +121,16 @@ def _facts(config: Config) -> Iterator[tuple[str, object]]:
         threads = "1 thread" if device.threads == 1 else f"{device.threads} threads"
         yield "device", f"{device.device}, {threads}"
     for listener in config.listeners:
-        whose = f"tenant {listener.tenant.name}" if listener.tenant else "tenants by token"
-        yield "listener", f"{listener.address} ({whose})"
+        yield "listener", f"{listener.address} ({_whose(config, listener)})"
     for entry in config.node.tenants:
         yield "tenant", f"{entry.tenant.name}, up to {entry.tenant.priority_max.name}"
+
+
+def _whose(config: Config, listener: Listener) -> str:
+    has_certificates = config.tls is not None and config.tls.client_ca is not None
+    whose = "tenants by token"
+    if listener.tenant is not None:
+        whose = f"tenant {listener.tenant.name}"
+    elif listener.is_encrypted and has_certificates:
+        whose = "tenants by certificate or token"
+    return f"encrypted, {whose}" if listener.is_encrypted else whose

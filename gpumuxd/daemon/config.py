@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpumuxd.core.placement import Policy
-from gpumuxd.daemon.access import parse_listeners, parse_tenants
+from gpumuxd.daemon.access import parse_listeners, parse_tenants, parse_tls
 from gpumuxd.daemon.changes import stated_keys
 from gpumuxd.daemon.toml_table import TomlTable
 from gpumuxd.errors import ConfigError, InvalidRequest
@@ -28,6 +28,7 @@ from gpumuxd.node.settings import (
     RepositoryMode,
 )
 from gpumuxd.rpc.listener import Listener
+from gpumuxd.rpc.tls import TlsFiles
 from gpumuxd.settings import (
     WINDOW_MAX,
     DeviceSettings,
@@ -60,6 +61,9 @@ class Config:
     state_dir: Path
     message_bytes_max: int = 64 * MIB
     """Largest request or reply on the wire."""
+
+    tls: TlsFiles | None = None
+    """What encrypted listeners show, and whose certificates they ask for."""
 
     drain_ns_max: int = 30 * NS_PER_S
     """After SIGTERM, what was admitted ends in this time."""
@@ -118,6 +122,7 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
     devices = _parse_devices(root, state_dir, environment)
     tenants, sockets = parse_tenants(root.take_table("tenants"))
     listen = root.take_table("listen")
+    tls = parse_tls(listen, tenants, environment)
     listeners = parse_listeners(listen, sockets, has_tenants=bool(tenants))
     message_bytes_max = listen.take_scaled("message_mib_max", 64 * MIB, MIB, MIB, MESSAGE_BYTES_MAX)
     listen.finish()
@@ -128,6 +133,7 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
         listeners=listeners,
         state_dir=state_dir,
         message_bytes_max=message_bytes_max,
+        tls=tls,
         drain_ns_max=drain_ns,
         stated=stated_keys(document),
     )

@@ -70,7 +70,11 @@ async def serve(config: Config, read_again: Callable[[], Config], notifier: Noti
     with signals.listening(), state_lock(config.state_dir):
         node = Node(config.node, on_readiness=lambda is_ready: front_door.set_serving(is_ready))
         front_door = FrontDoor(
-            node, config.listeners, node.tenants, message_bytes_max=config.message_bytes_max
+            node,
+            config.listeners,
+            node.tenants,
+            message_bytes_max=config.message_bytes_max,
+            tls=config.tls,
         )
         reloading = Reloading(config, read_again, node, front_door)
         front_door.claim()

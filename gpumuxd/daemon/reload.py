@@ -1,7 +1,8 @@
 """SIGHUP: the configuration is read again, and what can count at once counts.
 
 All or nothing: a file that can't be used changes nothing, and what it can't change while it serves
-(`changes.py` knows) is named, until the next start. systemd is told when it begins and when it is
+(`changes.py` knows) is named, until the next start. Certificates are read again too, from where
+they were at the start. systemd is told when it begins and when it is
 over. It must not know what a key means. Invariant: `config` is what is in force.
 """
 
@@ -18,6 +19,7 @@ from gpumuxd.daemon.notify import Notifier
 from gpumuxd.errors import ConfigError
 from gpumuxd.node.node import Node
 from gpumuxd.rpc.server import FrontDoor
+from gpumuxd.rpc.tls import TlsMaterial, read_tls
 from gpumuxd.units import NS_PER_US
 
 _log = structlog.get_logger()
@@ -49,7 +51,8 @@ class Reloading:
     async def reload(self) -> str:
         """Read, apply, and say what changed. Returns why it was refused, "" if it was not."""
         try:
-            read = await asyncio.to_thread(self._read)  # a file may be on a disk that hangs
+            # A file may be on a disk that hangs.
+            read, material = await asyncio.to_thread(self._read_all)
         except ConfigError as error:
             _log.error("reload_refused", reason=str(error))
             return str(error)
@@ -57,6 +60,8 @@ class Reloading:
         applied = [change for change in found if change.is_applied]
         self._node.apply(read.node)
         self._front_door.set_listeners(read.listeners)
+        if material is not None:
+            self._front_door.renew_tls(material)
         self.config = replace(
             self.config,
             drain_ns_max=read.drain_ns_max,
@@ -68,3 +73,7 @@ class Reloading:
             needs_restart=[str(change) for change in found if not change.is_applied],
         )
         return ""
+
+    def _read_all(self) -> tuple[Config, TlsMaterial | None]:
+        files = self._front_door.tls_files
+        return self._read(), None if files is None else read_tls(files)

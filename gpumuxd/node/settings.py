@@ -106,6 +106,9 @@ class TenantSettings:
 
     tenant: Tenant
     token_sha256: bytes | None = None
+    tls_subject: str | None = None
+    """A name that its client certificates have."""
+
     requests_in_flight_max: int = 1024
     bytes_in_flight_max: int = 128 * MIB
     """Arena bytes of its requests, inputs and outputs. Half of a default arena: one tenant alone

@@ -60,6 +60,12 @@ class TenantDirectory:
                 found = entry.tenant
         return found
 
+    def by_subject(self, names: Sequence[str]) -> Tenant | None:
+        """The tenant whose `tls_subject` is among the names of a certificate. None for one that
+        has the names of two."""
+        found = [entry.tenant for entry in self._settings if entry.tls_subject in names]
+        return found[0] if len(found) == 1 else None
+
     def class_max_of(self, manifest: Manifest) -> PriorityClass:
         """The highest class that any request for a model with this manifest may have."""
         permitted = manifest.tenants

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.errors import GpumuxdError, InvalidRequest
 from gpumuxd.node.api import Tenant
-from gpumuxd.rpc.identity import Identify, Metadata
+from gpumuxd.rpc.identity import Identify, IdentifyPeer, Metadata
 from gpumuxd.rpc.status import failure_of
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -129,8 +129,21 @@ def remaining_s(time_remaining: Callable[[], float | None]) -> float | None:
     return sorted(known)[1] if len(known) == 3 else None
 
 
+def identify_by(identify: IdentifyPeer, context: Context) -> Identify:
+    """Who it is, of this call alone."""
+    return lambda metadata: identify(metadata, lambda: peer_names(context))
+
+
+def peer_names(context: Context) -> tuple[str, ...]:
+    """Common name and alternative names of the certificate at the other end, which was verified;
+    none without one. What is not UTF-8 can be no tenant's."""
+    told = context.auth_context()
+    found = (*told.get("x509_common_name", ()), *told.get("x509_subject_alternative_name", ()))
+    return tuple(dict.fromkeys(name.decode("utf-8", "replace") for name in found))
+
+
 def bind(
-    path: str, answer: Answer, identify: Identify, calls: CallsInProgress
+    path: str, answer: Answer, identify: IdentifyPeer, calls: CallsInProgress
 ) -> "grpc.RpcMethodHandler[bytes, bytes]":
     """A method as gRPC wants it."""
 
@@ -139,7 +152,12 @@ def bind(
         task = calls.begin()
         try:
             metadata = tuple(context.invocation_metadata() or ())
-            arrival = Arrival(identify, metadata, arrived_ns, remaining_s(context.time_remaining))
+            arrival = Arrival(
+                identify_by(identify, context),
+                metadata,
+                arrived_ns,
+                remaining_s(context.time_remaining),
+            )
             return await answer(data, arrival)
         except asyncio.CancelledError as error:
             if task.cancelling():

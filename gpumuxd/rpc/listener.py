@@ -38,11 +38,13 @@ class AddressInUse(Exception):
 class Listener:
     """An address: `host:port`, `[ipv6]:port` or `unix:/path`.
 
-    With a `tenant` every call on it is that tenant's; without, a call needs a bearer token.
+    With a `tenant` every call on it is that tenant's; without, a call needs a bearer token or,
+    where it is encrypted and clients show certificates, one of those.
     """
 
     address: str
     tenant: Tenant | None = None
+    is_encrypted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

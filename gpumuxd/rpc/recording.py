@@ -13,9 +13,9 @@ import grpc
 
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.node.api import NodeApi, RecordingEnd
-from gpumuxd.rpc.call import Arrival, CallsInProgress, Context, parse
+from gpumuxd.rpc.call import Arrival, CallsInProgress, Context, identify_by, parse
 from gpumuxd.rpc.generated import control_pb2 as pb
-from gpumuxd.rpc.identity import Identify
+from gpumuxd.rpc.identity import IdentifyPeer
 from gpumuxd.rpc.status import failure_of
 
 
@@ -56,7 +56,7 @@ def _encode(part: bytes | RecordingEnd) -> pb.RecordResponse:
 
 
 def bind_stream(
-    path: str, method: Stream, identify: Identify, calls: CallsInProgress
+    path: str, method: Stream, identify: IdentifyPeer, calls: CallsInProgress
 ) -> "grpc.RpcMethodHandler[bytes, bytes]":
     """A streaming method as gRPC wants it; `call.bind` is the same for those with one answer."""
 
@@ -64,7 +64,7 @@ def bind_stream(
         task = calls.begin()
         try:
             metadata = tuple(context.invocation_metadata() or ())
-            arrival = Arrival(identify, metadata, monotonic_ns(), None)
+            arrival = Arrival(identify_by(identify, context), metadata, monotonic_ns(), None)
             async with aclosing(method.answers(data, arrival)) as answers:
                 async for answer in answers:
                     yield answer

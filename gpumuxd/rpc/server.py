@@ -20,7 +20,18 @@ from gpumuxd.node.api import NodeApi, Tenant
 from gpumuxd.rpc import control, inference, recording
 from gpumuxd.rpc.call import CallsInProgress, Method, bind, refusing
 from gpumuxd.rpc.health import HealthService
-from gpumuxd.rpc.identity import Identify, Metadata, Tenants, by_token, nobody, of_listener
+from gpumuxd.rpc.identity import (
+    IdentifyPeer,
+    Metadata,
+    Names,
+    NamesUnknown,
+    Tenants,
+    by_certificate,
+    by_token,
+    names_unknown,
+    nobody,
+    of_listener,
+)
 from gpumuxd.rpc.listener import (
     SOCKET_MODE,
     AddressInUse,
@@ -33,6 +44,7 @@ from gpumuxd.rpc.listener import (
     tcp_in_use,
 )
 from gpumuxd.rpc.recording import Stream, bind_stream
+from gpumuxd.rpc.tls import TlsFiles, TlsIdentity, TlsMaterial
 
 ABORT_WAIT_S = 5.0
 """How long aborted calls may take to run their `finally` after the grace time."""
@@ -60,7 +72,9 @@ class FrontDoor:
         listeners: Sequence[Listener],
         tenants: Tenants,
         message_bytes_max: int,
+        tls: TlsFiles | None = None,
     ) -> None:
+        """`tls` is what encrypted listeners need; `claim` reads it."""
         self._listeners = tuple(listeners)
         self._tenants = tenants
         self._options = _server_options(message_bytes_max)
@@ -77,7 +91,9 @@ class FrontDoor:
         self._claims: list[UnixClaim] = []
         self._is_claimed = False
         self._addresses: list[str] = []
-        self._identities: dict[str, Identify] = {}
+        self._identities: dict[str, IdentifyPeer] = {}
+        self._tls_files = tls
+        self._tls: TlsIdentity | None = None
         self.set_listeners(listeners)
 
     @property
@@ -97,17 +113,36 @@ class FrontDoor:
         """
         named = {listener.address: listener.tenant for listener in listeners}
         for listener in self._listeners:
-            identify: Identify = nobody
+            identify: IdentifyPeer = nobody
             if listener.address in named:
-                tenant = named[listener.address]
-                identify = by_token(self._tenants) if tenant is None else of_listener(tenant)
+                identify = self._identity(listener, named[listener.address])
             self._identities[listener.address] = identify
+
+    def _identity(self, listener: Listener, tenant: Tenant | None) -> IdentifyPeer:
+        if tenant is not None:
+            return of_listener(tenant)
+        files = self._tls_files
+        has_certificates = listener.is_encrypted and files is not None and files.client_ca
+        return by_certificate(self._tenants) if has_certificates else by_token(self._tenants)
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files whose contents encrypted listeners show, if there are such."""
+        return None if self._tls is None else self._tls.files
+
+    def renew_tls(self, material: TlsMaterial) -> None:
+        """What those files hold now: it counts from the next connection on."""
+        assert self._tls is not None, "there is no encrypted listener"
+        self._tls.renew(material)
 
     def claim(self) -> None:
         """Make sure of every address, before anything expensive is started. `start` does it
         where it was not done. Raises AddressInUse or ConfigError, and then holds none."""
         assert not self._servers, "a front door is used once"
         try:
+            if any(listener.is_encrypted for listener in self._listeners):
+                assert self._tls_files is not None, "an encrypted listener needs a certificate"
+                self._tls = TlsIdentity(self._tls_files)
             for listener in self._listeners:
                 address = parse_address(listener.address)
                 if isinstance(address, UnixAddress):
@@ -150,19 +185,20 @@ class FrontDoor:
     async def _open(self, listener: Listener) -> None:
         address = parse_address(listener.address)
 
-        def identify(metadata: Metadata) -> Tenant:
-            return self._identities[listener.address](metadata)
+        def identify(metadata: Metadata, names: Names) -> Tenant:
+            return self._identities[listener.address](metadata, names)
 
         server = grpc.aio.server(options=self._options)
         server.add_generic_rpc_handlers(self._handlers(identify))
         self._servers.append(server)
-        port = _bind(server, address)
+        credentials = self._tls.credentials() if self._tls and listener.is_encrypted else None
+        port = _bind(server, address, credentials)
         await server.start()
         if isinstance(address, TcpAddress):
             address = TcpAddress(address.host, port)
         self._addresses.append(str(address))
 
-    def _handlers(self, identify: Identify) -> list[grpc.GenericRpcHandler]:
+    def _handlers(self, identify: IdentifyPeer) -> list[grpc.GenericRpcHandler]:
         methods = {
             f"/{service}/{name}": method
             for service, served in self._services.items()
@@ -176,7 +212,7 @@ class _Handlers(grpc.GenericRpcHandler):
     message, so strangers are refused before one byte of theirs is kept."""
 
     def __init__(
-        self, methods: Mapping[str, Method | Stream], identify: Identify, calls: CallsInProgress
+        self, methods: Mapping[str, Method | Stream], identify: IdentifyPeer, calls: CallsInProgress
     ) -> None:
         self._identify = identify
         self._handlers = {
@@ -195,14 +231,23 @@ class _Handlers(grpc.GenericRpcHandler):
         path = handler_call_details.method
         if path in self._guarded:
             try:
-                self._identify(tuple(handler_call_details.invocation_metadata or ()))
+                metadata = tuple(handler_call_details.invocation_metadata or ())
+                self._identify(metadata, names_unknown)
+            except NamesUnknown:
+                pass  # the call itself will say: its certificate is of an authority that we trust
             except Unauthenticated as error:
                 return refusing(error, path)
         return self._handlers.get(path)
 
 
-def _bind(server: grpc.aio.Server, address: UnixAddress | TcpAddress) -> int:
+def _bind(
+    server: grpc.aio.Server,
+    address: UnixAddress | TcpAddress,
+    credentials: grpc.ServerCredentials | None,
+) -> int:
     try:
+        if credentials is not None:
+            return server.add_secure_port(str(address), credentials)
         if isinstance(address, TcpAddress):
             return server.add_insecure_port(str(address))
         with _umask(0o777 & ~SOCKET_MODE):

@@ -220,7 +220,7 @@ def test_everything_said_arrives() -> None:
         ("[[device]]\narena_mib = 1e9", "expected a number from 1 to 1048576, got 1000000000.0"),
         ("[listen]\nunix = ['/x', 'unix:/x']", "expected each address once"),
         ("[tenants]\nx = 1", r"\[tenants\].x: expected a table \[tenants.x\], got 1"),
-        ("[tenants.x]", r"\[tenants.x\]: expected token, token_sha256 or socket, got none"),
+        ("[tenants.x]", r"\[tenants.x\]: expected token, token_sha256, tls_subject or socket, got"),
         ("[tenants.'a b']\nsocket = '/x'", "expected a name of up to 64 letters"),
         ("[tenants.x]\ntoken = 'short'", r"\[tenants.x\].token: expected at least 16"),
         ("[tenants.x]\ntoken_sha256 = 'zz'", "token_sha256: expected 64 hexadecimal digits"),
@@ -253,8 +253,13 @@ def test_without_tenants_the_network_is_refused(address: str) -> None:
     text = f"[listen]\ntcp = ['127.0.0.1:2', '{address}']"
     with pytest.raises(ConfigError, match=r"\[listen\].tcp: .* configure \[tenants.NAME\]"):
         parse(text)
-    config = parse(f"{text}\n[tenants.x]\ntoken = 'a token of sixteen'")
+    tenants = "[tenants.x]\ntoken = 'a token of sixteen'"
+    with pytest.raises(ConfigError, match=r"\[listen\].tcp: .* name it in tls instead"):
+        parse(f"{text}\n{tenants}")
+    config = parse(f"{text}\nallow_insecure = true\n{tenants}")
     assert [listener.tenant for listener in config.listeners] == [None, None]
+    with pytest.raises(ConfigError, match=r"\[listen\].tcp: .* configure \[tenants.NAME\]"):
+        parse(f"{text}\nallow_insecure = true")
 
 
 def test_two_tenants_with_one_token_and_no_token_in_any_message() -> None:

@@ -227,9 +227,14 @@ def fake_node() -> FakeNode:
 
 @dataclass
 class FakeTenants:
-    """Tokens in a dictionary."""
+    """Tokens and names of certificates in dictionaries."""
 
     tokens: dict[str, Tenant] = field(default_factory=dict)
+    subjects: dict[str, Tenant] = field(default_factory=dict)
 
     def by_token(self, token: str) -> Tenant | None:
         return self.tokens.get(token)
+
+    def by_subject(self, names: Sequence[str]) -> Tenant | None:
+        found = [self.subjects[name] for name in names if name in self.subjects]
+        return found[0] if len(found) == 1 else None

@@ -20,6 +20,7 @@ from gpumuxd.clock import Clock
 from gpumuxd.core.placement import Backlog
 from gpumuxd.domain import Bucket
 from gpumuxd.errors import (
+    DeadlineMissed,
     DeviceLost,
     GpumuxdError,
     InvalidModel,
@@ -28,6 +29,7 @@ from gpumuxd.errors import (
     OutOfDeviceMemory,
     QueueFull,
     WrongMode,
+    deadline_facts,
 )
 from gpumuxd.node.api import Tenant
 from gpumuxd.node.blame import (
@@ -42,6 +44,7 @@ from gpumuxd.node.blame import (
 from gpumuxd.node.child_process import Child, Spawn, device_environment, is_stopped
 from gpumuxd.node.limits import Ticket
 from gpumuxd.node.loop_channel import LoopChannel
+from gpumuxd.node.overdue import Overdue
 from gpumuxd.node.questions import Questions
 from gpumuxd.node.recording import Recording
 from gpumuxd.node.request_memory import RequestMemory
@@ -72,6 +75,10 @@ class RequestLost(DeviceLost):
     ) -> None:
         super().__init__(message, facts, retry_delay_ns)
         self.is_suspect = is_suspect
+
+
+class RequestOverdue(DeadlineMissed):
+    """The device did not tell in time; it still has the request."""
 
 
 class DeviceLink:
@@ -105,6 +112,7 @@ class DeviceLink:
         self._requests: dict[int, asyncio.Future[frames.Finished]] = {}
         self._keys: dict[int, str] = {}  # the model of each request, also of abandoned ones
         self._abandoned: dict[int, RequestMemory] = {}
+        self._overdue = Overdue(clock, self._request_overdue)
         self._loads: dict[str, asyncio.Future[frames.ModelLoaded]] = {}
         self._unloads: dict[str, asyncio.Future[frames.ModelReleased | None]] = {}
         self._statistics_asked: asyncio.Future[None] | None = None
@@ -223,10 +231,12 @@ class DeviceLink:
         future: asyncio.Future[frames.Finished] = self._loop.create_future()
         self._requests[frame.request_id] = future
         self._keys[frame.request_id] = frame.model
+        self._overdue.add(frame)
         return future
 
     def abandon(self, request_id: int, memory: RequestMemory) -> None:
         """Nobody waits any more: cancel, and release the memory when that is confirmed."""
+        self._overdue.discard(request_id)
         if self._requests.pop(request_id, None) is None:
             memory.release()  # it had finished, or its child was reaped
             return
@@ -364,6 +374,7 @@ class DeviceLink:
         if memory is not None:
             memory.release()
             return
+        self._overdue.discard(frame.request_id)
         future = self._requests.pop(frame.request_id, None)
         if future is None:
             number = frame.request_id
@@ -371,9 +382,17 @@ class DeviceLink:
         elif not future.done():
             future.set_result(frame)
         else:
-            # The waiter was cancelled in this very turn of the loop and has not run yet: it will
-            # call `abandon`, find the request gone and release its memory.
-            assert future.cancelled()
+            # The waiter was cancelled, or told that it is overdue, in this very turn of the loop
+            # and has not run yet: it will call `abandon`, find the request gone and release its
+            # memory.
+            assert future.cancelled() or isinstance(future.exception(), RequestOverdue)
+
+    def _request_overdue(self, submit: frames.Submit) -> None:
+        """Its deadline passed, and the child did not say so: whoever waits for it hears it now."""
+        assert submit.deadline_ns is not None
+        reason = f"device {self.settings.device} gave no answer until the deadline"
+        facts = deadline_facts(submit.arrived_ns, submit.deadline_ns, 0)
+        _fail(self._requests.get(submit.request_id), RequestOverdue(reason, facts))
 
     def _handle_exit(self) -> None:
         """The process has ended: hear what it said last, reap it, then settle what it owed."""
@@ -396,6 +415,7 @@ class DeviceLink:
         device = self.settings.device
         message = f"device {device} was lost: {reason}; retry"
         blamed = ModelFaulted(f"it ended device {device} ({reason}): {verdict.why}")
+        self._overdue.close()
         self._statistics_told()
         self._recording_ended(frames.RecordingEnded(message, 0, 0, is_broken=True))
         self._explanations.fail(DeviceLost(message))

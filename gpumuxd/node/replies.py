@@ -11,7 +11,7 @@ import structlog
 from gpumuxd.domain import OutcomeKind
 from gpumuxd.errors import GpumuxdError, ModelFaulted, error_of
 from gpumuxd.node.api import InferCall, InferReply, OutputTensor
-from gpumuxd.node.device_link import DeviceLink
+from gpumuxd.node.device_link import DeviceLink, RequestOverdue
 from gpumuxd.node.model_table import Replica
 from gpumuxd.node.request_memory import RequestMemory
 from gpumuxd.node.validation import Fit
@@ -34,6 +34,8 @@ async def wait_reply(
     except ModelFaulted as error:  # it ended its device
         _log_fault(call, replica, frame.request_id, error)
         raise _told(error, call, replica) from None
+    except RequestOverdue as error:
+        raise _told(error, call, replica) from None
     try:
         if finished.outcome.kind is not OutcomeKind.COMPLETED:
             raise error_of(finished.outcome, call.arrived_ns)
@@ -53,7 +55,7 @@ async def _finished(
     """Submit and wait for the end. The memory stays the caller's only when this returns."""
     try:
         return await link.submit(frame)
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, RequestOverdue):
         link.abandon(frame.request_id, memory)
         raise
     except BaseException:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpumuxd.clock import monotonic_ns
-from gpumuxd.errors import InvalidModel, InvalidRequest
+from gpumuxd.errors import DeadlineMissed, InvalidModel, InvalidRequest
 from gpumuxd.node.api import InferCall, InferReply, InputTensor, ModelState
 from gpumuxd.node.node import Node
 from gpumuxd.node.settings import LinkSettings, NodeSettings
@@ -44,11 +44,11 @@ class Served:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def infer(self, *rows: tuple[float, ...]) -> InferReply:
+    async def infer(self, *rows: tuple[float, ...], deadline_ns: int | None = None) -> InferReply:
         data = b"".join(struct.pack(f"{len(row)}f", *row) for row in rows)
         tensor = InputTensor("x", "FP32", (len(rows), 4), data)
         return await self.node.infer(
-            InferCall(DEFAULT_TENANT, "tiny", "", 0, None, monotonic_ns(), [tensor])
+            InferCall(DEFAULT_TENANT, "tiny", "", 0, deadline_ns, monotonic_ns(), [tensor])
         )
 
 
@@ -117,6 +117,19 @@ async def test_a_foreign_artifact_is_refused_and_the_next_load_works(served: Ser
         (unloaded,) = await served.node.unload(DEFAULT_TENANT, name)
         assert unloaded.version == "1"
         assert unloaded.resident_bytes_before > 0 < unloaded.resident_bytes_after
+
+
+async def test_a_child_that_is_stopped_keeps_nobody_beyond_a_deadline(served: Served) -> None:
+    await served.wait_ready()
+    pid = served.node.view().devices[0].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(DeadlineMissed, match="gave no answer until the deadline"):
+            await served.infer((1, 2, 3, 4), deadline_ns=monotonic_ns() + 50 * NS_PER_MS)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await served.infer((1, 2, 3, 4))
+    assert served.node.requests_in_flight == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gpumuxd_client import Client
+from gpumuxd_client import Client, Tls
 from gpumuxd_client.errors import GpumuxdError, Unreachable
 from rich.console import Console
 
@@ -46,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     environment = argparse.Namespace(
         target=os.environ.get("GPUMUXD_TARGET", TARGET_DEFAULT),
         token=os.environ.get("GPUMUXD_TOKEN"),
+        tls_ca=os.environ.get("GPUMUXD_TLS_CA"),
+        tls_certificate=os.environ.get("GPUMUXD_TLS_CERTIFICATE"),
+        tls_key=os.environ.get("GPUMUXD_TLS_KEY"),
         json=False,
     )
     options = _parser().parse_args(argv, environment)
@@ -77,10 +80,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _client(options: argparse.Namespace) -> Client:
+    tls = None
     try:
-        return Client(options.target, token=options.token, retries=0)
+        if options.tls_ca or options.tls_certificate or options.tls_key:
+            tls = Tls(options.tls_ca, options.tls_certificate, options.tls_key)
+    except ValueError as error:
+        raise UsageError(f"{error} (--tls-certificate and --tls-key)") from None
+    try:
+        return Client(options.target, token=options.token, tls=tls, retries=0)
     except ValueError as error:
         raise UsageError(f"{error} (--target or GPUMUXD_TARGET)") from None
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from None
 
 
 def _strict(answer: Any) -> Any:
@@ -192,6 +203,13 @@ def _shared_options() -> argparse.ArgumentParser:
         "--token",
         help="the tenant's token; better in the environment, GPUMUXD_TOKEN, where ps shows it not",
     )
+    for name, what in (
+        ("ca", "the authority of the daemon's certificate: the address is an encrypted one"),
+        ("certificate", "the certificate to show, where the daemon asks for one"),
+        ("key", "its private key"),
+    ):
+        told = f"{what}, a file of PEM (environment: GPUMUXD_TLS_{name.upper()})"
+        shared.add_argument(f"--tls-{name}", metavar="FILE", help=told)
     shared.add_argument(
         "--json",
         action="store_true",

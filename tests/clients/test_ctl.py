@@ -21,7 +21,8 @@ from tests.rpc.front import CAMERA_TOKEN, Front
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GPUMUXD_TARGET", "GPUMUXD_TOKEN"):
+    tls = ("GPUMUXD_TLS_CA", "GPUMUXD_TLS_CERTIFICATE", "GPUMUXD_TLS_KEY")
+    for name in ("GPUMUXD_TARGET", "GPUMUXD_TOKEN", *tls):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")

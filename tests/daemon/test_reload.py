@@ -11,10 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpumuxd_client import AsyncClient, Client
-from gpumuxd_client.errors import PermissionDenied, QuotaExceeded, Unauthenticated
+from gpumuxd_client import AsyncClient, Client, Tls
+from gpumuxd_client.errors import (
+    PermissionDenied,
+    QuotaExceeded,
+    Unauthenticated,
+    Unreachable,
+)
 
-from tests.daemon.harness import Daemon, Site
+from tests.daemon.harness import Daemon, Site, free_port
+from tests.rpc.certificates import Authority, chain_of, write_key
 
 X = np.zeros((1, 4), dtype=np.float32)
 BUSY_X = np.ones((1, 384), dtype=np.float32)
@@ -27,7 +33,16 @@ socket = "{directory}/operator.sock"
 admin = true
 [tenants.voice]
 token = "{TOKEN}"
+tls_subject = "voice"
 priority_max = "REALTIME"
+"""
+
+LISTEN = """
+[listen]
+tls = ["127.0.0.1:{port}"]
+tls_certificate = "{directory}/server.pem"
+tls_key = "credential:server.key"
+tls_client_ca = "{directory}/clients.pem"
 """
 
 
@@ -54,9 +69,12 @@ class Reloads:
 @pytest.fixture(scope="module")
 def site(repository: Path) -> Iterator[Site]:
     directory = Path(tempfile.mkdtemp(prefix="gm-", dir="/tmp"))
-    site = Site(directory, repository)
+    site = Site(directory, repository, environment={"CREDENTIALS_DIRECTORY": str(directory)})
+    Authority().write_server(directory, client_ca=Authority())
+    listen = LISTEN.format(directory=directory, port=free_port())
+    text = site.config_path.read_text().replace("[listen]", listen)
     tenants = TENANTS.format(directory=directory, TOKEN=TOKEN)
-    site.config_path.write_text(site.config_path.read_text() + tenants)
+    site.config_path.write_text(text + tenants)
     yield site
     shutil.rmtree(directory)
 
@@ -139,3 +157,37 @@ def test_a_file_that_can_not_be_used_changes_nothing(site: Site, reloads: Reload
     assert reloads.status == "serving"
     assert told["changed"] == []
     assert told["needs_restart"] == ["[scheduler].window_max: not set -> 2"]
+
+
+def test_certificates_are_read_again_and_what_does_not_fit_together_is_refused(
+    site: Site, reloads: Reloads
+) -> None:
+    ours = Authority()
+    address = reloads.base.partition('tls = ["')[2].partition('"')[0]
+    shown = ours.issue("x.example", common_name="voice")
+    paths = [site.directory / name for name in ("ca.pem", "voice.pem", "voice.key")]
+    paths[0].write_bytes(ours.pem)
+    paths[1].write_bytes(chain_of(shown))
+    write_key(paths[2], shown.private_key_pem.bytes())
+    tls = Tls(*paths)
+
+    with Client(address, tls=tls, retries=0) as stranger, pytest.raises(Unreachable):
+        stranger.server_live()
+    ours.write_server(site.directory, client_ca=ours)
+    told = reloads.reload(reloads.base)
+    assert (told["event"], told["changed"], told["needs_restart"]) == ("reloaded", [], [])
+    with Client(address, tls=tls, retries=0) as voice:
+        voice.infer("tiny", {"x": X}, priority=1)
+
+    write_key(site.directory / "server.key", ours.issue().private_key_pem.bytes())
+    told = reloads.reload(reloads.base.replace('tls_subject = "voice"', 'tls_subject = "other"'))
+    assert told["event"] == "reload_refused"
+    assert "KEY_VALUES_MISMATCH" in told["reason"]
+    with Client(address, tls=tls, retries=0) as voice:
+        voice.infer("tiny", {"x": X}, priority=1)
+
+    ours.write_server(site.directory, client_ca=ours)
+    told = reloads.reload(reloads.base.replace('tls_subject = "voice"', 'tls_subject = "other"'))
+    assert told["changed"] == ["[tenants.voice].tls_subject: 'voice' -> 'other'"]
+    with Client(address, tls=tls, retries=0) as voice, pytest.raises(Unauthenticated):
+        voice.infer("tiny", {"x": X})

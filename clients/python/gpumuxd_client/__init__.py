@@ -10,6 +10,7 @@
 from gpumuxd_client import errors
 from gpumuxd_client.aio import AsyncClient
 from gpumuxd_client.client import Client
+from gpumuxd_client.tls import Tls
 from gpumuxd_client.types import (
     BoundDetail,
     BucketDetail,
@@ -63,6 +64,7 @@ __all__ = [
     "SliceDetail",
     "TensorDetail",
     "TensorMetadata",
+    "Tls",
     "UnloadedReplica",
     "VersionDetail",
     "__version__",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpumuxd_client import calls, types
 from gpumuxd_client.errors import error_of
+from gpumuxd_client.tls import Tls, credentials_of, options_of
 
 ResultT = TypeVar("ResultT")
 Send = Callable[..., bytes]
@@ -20,6 +21,7 @@ class Client:
 
     target   `host:port`, the daemon's default is `127.0.0.1:8001`; or `unix:/path` of a socket
     token    the tenant's token, where the listener asks for one
+    tls      for an encrypted address: whom to trust, and a certificate where it takes one
     retries  how often an idempotent call is sent again when the daemon can't be reached, drains
              or lost its device; always within the call's deadline
 
@@ -28,11 +30,17 @@ class Client:
     TypeErrors, before anything is sent.
     """
 
-    def __init__(self, target: str, *, token: str | None = None, retries: int = 3) -> None:
+    def __init__(
+        self, target: str, *, token: str | None = None, tls: Tls | None = None, retries: int = 3
+    ) -> None:
         self.target = calls.check_target(target)
         self._metadata = calls.metadata_of(token)
         self._retries = retries
-        self._channel = grpc.insecure_channel(target, calls.CHANNEL_OPTIONS)
+        if tls is None:
+            self._channel = grpc.insecure_channel(target, calls.CHANNEL_OPTIONS)
+        else:
+            options = (*calls.CHANNEL_OPTIONS, *options_of(tls))
+            self._channel = grpc.secure_channel(target, credentials_of(tls), options)
         self._methods: dict[str, Send] = {}
         self._is_closed = False
 

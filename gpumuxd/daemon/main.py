@@ -98,6 +98,7 @@ def _serve(config: Config, path: Path | None, log_level: str) -> int:
     os.environ.pop("NOTIFY_SOCKET", None)
     workers = Workers()
     code = _run(config, path, notifier, workers)
+    notifier.close()
     if workers.hanging:
         structlog.get_logger().warning("threads_left_behind", threads=workers.hanging)
         end_process(code)

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import queue
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -33,6 +35,7 @@ class Site:
         more_tables: str = "",
         module: str = "gpumuxd.daemon.main",
         environment: Mapping[str, str] | None = None,
+        spare_device_child: bool = False,
     ) -> None:
         """`module` is whose `serve` is run; `environment` is what it has more than the tests."""
         self.directory = directory
@@ -50,6 +53,7 @@ class Site:
 state_dir = "{directory}/state"
 startup_models = {list(startup_models)}
 drain_timeout_s = 60
+spare_device_child = {str(spare_device_child).lower()}
 [repository]
 paths = ["{repository}"]
 {repository_lines}
@@ -72,10 +76,12 @@ class Daemon:
     def __init__(self, site: Site, *arguments: str) -> None:
         self._site = site
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._notify.settimeout(LIMIT_S)
         notify_path = site.directory / "notify"
         notify_path.unlink(missing_ok=True)
         self._notify.bind(str(notify_path))
+        # Read at once: a socket has room for ten of them, and what waits keeps the daemon's end.
+        self._notified: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read_notify, daemon=True).start()
         self._log = (site.directory / "log").open("wb")
         self.process = subprocess.Popen(
             [*serve_command(site.config_path, site.module), *arguments],
@@ -93,7 +99,7 @@ class Daemon:
         finally:
             daemon.process.kill()
             daemon.process.wait()
-            daemon._notify.close()
+            daemon._notify.shutdown(socket.SHUT_RD)  # ends its reader, which closes it
             daemon._log.close()
 
     @property
@@ -109,14 +115,19 @@ class Daemon:
         or nothing for too long."""
         while True:
             try:
-                lines = self._notify.recv(4096).decode().splitlines()
-            except TimeoutError:
+                lines = self._notified.get(timeout=LIMIT_S).splitlines()
+            except queue.Empty:
                 raise AssertionError(f"never heard {line}; log:\n{self.log}") from None
             if line in lines:
                 return dict(item.split("=", 1) for item in lines)
             if "STOPPING=1" in lines:
                 self.wait_exit()
                 raise AssertionError(f"it stopped; log:\n{self.log}")
+
+    def _read_notify(self) -> None:
+        with self._notify:
+            while told := self._notify.recv(4096):
+                self._notified.put(told.decode())
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -95,6 +95,7 @@ def _parse_tenant(name: str, table: TomlTable) -> TenantSettings:
         bytes_in_flight_max=table.take_int(
             "bytes_in_flight_max", limits.bytes_in_flight_max, 1, 1 << 50
         ),
+        sequences_max=table.take_int("sequences_max", limits.sequences_max, 0, 1_000_000),
     )
 
 

@@ -243,6 +243,11 @@ class DeviceLink:
         self._abandoned[request_id] = memory
         self._channel.owe(frames.Cancel(request_id))
 
+    def drop_sequence(self, model: str, slot: int) -> None:
+        """No further step of this sequence comes. A device that ended has forgotten it."""
+        if self.is_alive:
+            self._channel.owe(frames.DropSequence(model, slot))
+
     async def load(self, frame: frames.LoadModel, fds: Sequence[int]) -> frames.ModelLoaded:
         """Have a model made ready. Raises InvalidModel or OutOfDeviceMemory with the child's
         reason, ModelNotReady when it takes too long, or DeviceLost."""

@@ -29,6 +29,7 @@ from gpumuxd.errors import (
     ModelNotReady,
     PermissionDenied,
     QueueFull,
+    SequenceLost,
     WrongMode,
 )
 from gpumuxd.models.repository import Repository
@@ -60,6 +61,7 @@ from gpumuxd.node.readiness import status_reason
 from gpumuxd.node.recording import check_limits
 from gpumuxd.node.registry import Registry
 from gpumuxd.node.replay import Requests
+from gpumuxd.node.sequences import Sequences
 from gpumuxd.node.settings import NodeSettings, RepositoryMode
 from gpumuxd.node.startup import Startup
 from gpumuxd.node.supervisor import DeviceSupervisor
@@ -139,6 +141,7 @@ class Node:
         self._requests = Requests(self._registry, self._blame, settings.recovery, clock)
         self.polling = (
             Polling(self._registry.catalogue, self._registry.loads, settings.poll_ns)
+        self._sequences = Sequences(self._requests, self._registry, self.tenants, clock)
             if is_polling
             else None
         )
@@ -229,6 +232,7 @@ class Node:
         self._tell_readiness()
         await self._startup.close()
         await asyncio.gather(*(device.stop() for device in self._devices.values()))
+        self._sequences.close()
         await self._registry.close()
         if self._loader_starter is not None:
             self._loader_starter.close()
@@ -348,8 +352,10 @@ class Node:
             replica = self._registry.replica(call.tenant, call.model, call.version, call.priority)
             if replica is None:
                 await self._registry.raise_absence(call.tenant, call.model, call.version)
+            if call.sequence is not None:
+                return await self._sequences.run(call, ticket)
             return await self._requests.run(call, ticket, replica)
-        except (DeviceLost, Draining, ModelNotReady) as error:
+        except (DeviceLost, Draining, ModelNotReady, SequenceLost) as error:
             if not self._is_cut:
                 raise
             self.requests_cut[call.tenant.name, call.model] += 1

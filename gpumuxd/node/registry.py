@@ -137,6 +137,12 @@ class Registry:
             raise PermissionDenied(f"model {name!r} is not for tenant {tenant.name!r} to run")
         return replica
 
+    def is_in_force(self, name: str, replica: Replica) -> bool:
+        """Would this very replica still serve a request?"""
+        entry = self._table.entry(name, int(replica.version))
+        is_there = entry.replicas.get(replica.device) is replica and replica.is_alive
+        return is_there and entry.is_ready and not entry.quarantined
+
     def _best(self, entry: VersionEntry, tenant: Tenant, priority: int) -> Replica:
         """Of the replicas whose devices are up and in service, by the placement policy."""
         alive = entry.alive or list(entry.replicas.values())

@@ -42,13 +42,15 @@ from gpumuxd.wire import frames
 
 @dataclass(slots=True)
 class _Request:
-    """One request in all its lives. `output_bytes` are those that its ticket counts."""
+    """One request in all its lives. `output_bytes` are those that its ticket counts; a step of a
+    sequence has a `slot`, where its state lies."""
 
     call: InferCall
     ticket: Ticket
     number: int
     output_bytes: int = 0
     replays: int = 0
+    slot: int | None = None
 
 
 class Requests:
@@ -83,6 +85,16 @@ class Requests:
         finally:
             self._blame.forget(request.number)
 
+    async def run_step(
+        self, call: InferCall, ticket: Ticket, replica: Replica, slot: int
+    ) -> InferReply:
+        """The same of one step of a sequence, which is sent once: its state is nowhere else."""
+        request = _Request(call, ticket, next(self._numbers), slot=slot)
+        try:
+            return await self._send(request, replica)
+        finally:
+            self._blame.forget(request.number)
+
     # One life
 
     async def _send(self, request: _Request, replica: Replica) -> InferReply:
@@ -100,12 +112,7 @@ class Requests:
         checked = replica.checker.check(call)
         fit = checked.fit
         priority_class = check_priority(call.tenant, call.priority, replica.class_max)
-        if call.deadline_ns is not None and call.deadline_ns <= (now_ns := self._clock()):
-            late_ms = ms_from_ns(now_ns - call.deadline_ns)
-            raise DeadlineInfeasible(
-                f"the deadline had passed {late_ms:.3f} ms before it was read",
-                deadline_facts(call.arrived_ns, call.deadline_ns, 0),
-            )
+        check_deadline(call, self._clock())
         if fit.output_bytes > request.output_bytes:
             request.ticket.add_bytes(fit.output_bytes - request.output_bytes)
             request.output_bytes = fit.output_bytes
@@ -122,6 +129,7 @@ class Requests:
             deadline_ns=call.deadline_ns,
             inputs=memory.inputs,
             outputs=memory.outputs,
+            sequence=_state_of(request, fit),
         )
         return fit, frame, memory
 
@@ -223,6 +231,24 @@ class Requests:
         return DeviceLost(
             f"{lost.message}; its model did not come back in {limit_s:g} s",
             retry_delay_ns=lost.retry_delay_ns,
+        )
+
+
+def _state_of(request: _Request, fit: Fit) -> frames.SequenceState | None:
+    if request.slot is None:
+        return None
+    step = request.call.sequence
+    assert step is not None
+    return frames.SequenceState(request.slot, step.is_start, fit.states)
+
+
+def check_deadline(call: InferCall, now_ns: int) -> None:
+    """Raises DeadlineInfeasible for a call that comes too late."""
+    if call.deadline_ns is not None and call.deadline_ns <= now_ns:
+        late_ms = ms_from_ns(now_ns - call.deadline_ns)
+        raise DeadlineInfeasible(
+            f"the deadline had passed {late_ms:.3f} ms before it was read",
+            deadline_facts(call.arrived_ns, call.deadline_ns, 0),
         )
 
 

@@ -114,6 +114,9 @@ class TenantSettings:
     """Arena bytes of its requests, inputs and outputs. Half of a default arena: one tenant alone
     can't fill it."""
 
+    sequences_max: int = 1024
+    """Sequences at one time, each with its state on a device."""
+
 
 ALL_MODELS = "*"
 """As the one startup model: every model that is in the repositories at the start."""

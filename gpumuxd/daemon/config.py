@@ -108,6 +108,7 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
     )
     settings = NodeSettings(
         startup_models=_parse_startup_models(node),
+        keeps_spare=node.take_flag("spare_device_child", True),
         journal_path=state_dir / JOURNAL_NAME,
         loader=replace(loader, read_ns_max=read_ns_max),
     )

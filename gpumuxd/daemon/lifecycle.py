@@ -21,6 +21,7 @@ from gpumuxd.daemon.config import Config
 from gpumuxd.daemon.lock import state_lock
 from gpumuxd.daemon.notify import Notifier
 from gpumuxd.daemon.reload import Reloading
+from gpumuxd.node.child_process import SPAWN_SPARE_DEVICE
 from gpumuxd.node.node import Node
 from gpumuxd.rpc.server import FrontDoor
 from gpumuxd.units import NS_PER_S
@@ -68,7 +69,11 @@ async def serve(config: Config, read_again: Callable[[], Config], notifier: Noti
     DeviceLost when the daemon can't start."""
     signals = Signals()
     with signals.listening(), state_lock(config.state_dir):
-        node = Node(config.node, on_readiness=lambda is_ready: front_door.set_serving(is_ready))
+        node = Node(
+            config.node,
+            spawn_spare=SPAWN_SPARE_DEVICE,
+            on_readiness=lambda is_ready: front_door.set_serving(is_ready),
+        )
         front_door = FrontDoor(
             node,
             config.listeners,

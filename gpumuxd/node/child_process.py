@@ -20,7 +20,7 @@ from typing import Protocol
 
 import gpumuxd
 from gpumuxd.wire.slices import USUAL_NS, set_slice
-from gpumuxd.wire.starting import how_ended
+from gpumuxd.wire.starting import SPARE, how_ended
 
 _PACKAGE_PARENT = str(Path(gpumuxd.__file__).resolve().parent.parent)
 
@@ -101,14 +101,15 @@ of a core beside whatever wants all of it: it gets done, and nobody served feels
 takes the order of disk reads from it too."""
 
 
-def spawn_module(module: str, *, is_background: bool = False) -> Spawn:
-    """A Spawn of `python -m module`; in the background it yields to everything else."""
+def spawn_module(module: str, *arguments: str, is_background: bool = False) -> Spawn:
+    """A Spawn of `python -m module`, with the socket's number and these arguments; in the
+    background it yields to everything else."""
 
     def spawn(peer: socket.socket, environment: Mapping[str, str]) -> Child:
         assert threading.current_thread() is threading.main_thread()
         fd = peer.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(fd)],
+            [sys.executable, "-m", module, str(fd), *arguments],
             pass_fds=(fd,),
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -138,6 +139,7 @@ def yield_to_others(pid: int) -> None:
 
 
 SPAWN_DEVICE = spawn_module("gpumuxd.device")
+SPAWN_SPARE_DEVICE = spawn_module("gpumuxd.device", SPARE)
 SPAWN_STARTER = spawn_module("gpumuxd.loader", is_background=True)
 
 

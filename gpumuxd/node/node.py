@@ -48,7 +48,7 @@ from gpumuxd.node.api import (
     UnloadedReplica,
 )
 from gpumuxd.node.blame import Blame, Death, Verdict
-from gpumuxd.node.child_process import SPAWN_DEVICE, Spawn
+from gpumuxd.node.child_process import SPAWN_DEVICE, Spawn, device_environment
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.explaining import explain_model
 from gpumuxd.node.journal import Journal
@@ -63,6 +63,7 @@ from gpumuxd.node.registry import Registry
 from gpumuxd.node.replay import Requests
 from gpumuxd.node.sequences import Sequences
 from gpumuxd.node.settings import NodeSettings, RepositoryMode
+from gpumuxd.node.standby import Standby
 from gpumuxd.node.startup import Startup
 from gpumuxd.node.supervisor import DeviceSupervisor
 from gpumuxd.node.tenants import TenantDirectory
@@ -86,15 +87,16 @@ class Node:
         settings: NodeSettings,
         clock: Clock = monotonic_ns,
         spawn_device: Spawn = SPAWN_DEVICE,
+        spawn_spare: Spawn | None = None,
         spawn_loader: SpawnLoader | None = None,
         on_readiness: Callable[[bool], None] = lambda is_ready: None,
     ) -> None:
         """`on_readiness` hears of each change of `is_ready`. Loaders come from a starter of its
-        own unless told otherwise."""
+        own unless told otherwise; no device child stands by where `spawn_spare` is None."""
         self.tenants = TenantDirectory(settings.tenants)
         self._settings = settings
         self._clock = clock
-        self._spawn_device = spawn_device
+        self._standby = Standby(spawn_device, spawn_spare if settings.keeps_spare else None)
         self._on_readiness = on_readiness
         self._was_ready = False
         self._calls_changing_models = 0
@@ -139,9 +141,9 @@ class Node:
         self._registry.draining.on_change = self._tell_readiness
         self._registry.loads.on_change = self._tell_readiness
         self._requests = Requests(self._registry, self._blame, settings.recovery, clock)
+        self._sequences = Sequences(self._requests, self._registry, self.tenants, clock)
         self.polling = (
             Polling(self._registry.catalogue, self._registry.loads, settings.poll_ns)
-        self._sequences = Sequences(self._requests, self._registry, self.tenants, clock)
             if is_polling
             else None
         )
@@ -230,9 +232,10 @@ class Node:
         self._registry.loads.is_ending = True
         self._requests.end()
         self._tell_readiness()
-        await self._startup.close()
-        await asyncio.gather(*(device.stop() for device in self._devices.values()))
         self._sequences.close()
+        await self._startup.close()
+        self._standby.close()
+        await asyncio.gather(*(device.stop() for device in self._devices.values()))
         await self._registry.close()
         if self._loader_starter is not None:
             self._loader_starter.close()
@@ -349,11 +352,11 @@ class Node:
         input_bytes = sum([tensor.size_bytes for tensor in call.inputs])
         ticket = self._limits.admit(call.tenant, input_bytes)
         try:
+            if call.sequence is not None:
+                return await self._sequences.run(call, ticket)
             replica = self._registry.replica(call.tenant, call.model, call.version, call.priority)
             if replica is None:
                 await self._registry.raise_absence(call.tenant, call.model, call.version)
-            if call.sequence is not None:
-                return await self._sequences.run(call, ticket)
             return await self._requests.run(call, ticket, replica)
         except (DeviceLost, Draining, ModelNotReady, SequenceLost) as error:
             if not self._is_cut:
@@ -394,7 +397,7 @@ class Node:
             self._settings.link,
             self.tenants.tenants,
             self._clock,
-            self._spawn_device,
+            self._standby.spawn,
             self._registry.bound_watch.hear,
             self._judge,
         )
@@ -435,6 +438,8 @@ class Node:
     def _device_changed(self, device: DeviceSupervisor) -> None:
         if device.state == "lost":
             self._registry.recovery.handle_device_lost(device.settings.device, device.lost_reason)
+        elif device.state == "ready":
+            self._standby.prepare(device_environment(device.settings.threads))
         self._tell_readiness()
 
     def _tell_readiness(self) -> None:

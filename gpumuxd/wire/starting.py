@@ -1,11 +1,24 @@
-"""What a daemon and its starter of loaders say to each other, and how an end is put into words.
+"""What a daemon says to processes that wait for work, and how an end is put into words.
 
-A request is one datagram with two descriptors: the loader's end of its channel and one end of a
-status socket. On that comes one word of how the loader ended. It is hung up to have it killed.
+To its starter of loaders: a request is one datagram with two descriptors, the loader's end of its
+channel and one end of a status socket. On that comes one word of how the loader ended. It is hung
+up to have it killed.
+
+To a device child that stands by: it says WARM when it has imported all it needs, and serves when it
+is told SERVE, with its end of a channel beside it.
 """
 
 import os
 import signal
+
+SPARE = "spare"
+"""The argument of a device child that stands by."""
+
+WARM = b"warm"
+
+SERVE = b"serve"
+
+WORD_BYTES_MAX = 16
 
 REQUEST = b"load"
 

@@ -19,6 +19,7 @@ def _node(settings: NodeSettings, **arguments: Any) -> Node:
     # A test breaks more in a minute than a node does in a year: the delays do not grow.
     restart = RestartSettings(factor=1)
     spawn = spawn_module("tests.faults.child")
+    arguments["spawn_spare"] = None  # it would be one that does not break
     return Node(replace(settings, restart=restart), spawn_device=spawn, **arguments)
 
 

@@ -3,7 +3,8 @@
 It must not know what a loader is told or answers. A starter that dies takes its loaders with it,
 which is an error of these loads alone, and is replaced. A starter one of whose loaders crashed is
 replaced too: loaders of one starter have the same memory layout and hash seed, and nobody shall
-learn those by trying (`docs/security.md`).
+learn those by trying (`docs/security.md`). So is one that stands still, as loads would wait for it
+in vain: one that is stopped while it has loaders, or does not tell the end of one that was killed.
 
 Used on the loop of the main thread (see `child_process.py`).
 """
@@ -17,7 +18,14 @@ from dataclasses import dataclass
 import structlog
 
 from gpumuxd.clock import Clock
-from gpumuxd.node.child_process import SPAWN_STARTER, Child, Mortal, Spawn, loader_environment
+from gpumuxd.node.child_process import (
+    SPAWN_STARTER,
+    Child,
+    Mortal,
+    Spawn,
+    is_stopped,
+    loader_environment,
+)
 from gpumuxd.node.settings import RestartSettings
 from gpumuxd.node.watch import Backoff
 from gpumuxd.units import NS_PER_S
@@ -25,6 +33,12 @@ from gpumuxd.wire.starting import NO_PROCESS, REQUEST, STATUS_BYTES_MAX
 
 STARTER_ENDED = "its starter ended"
 """How a loader ended whose starter did."""
+
+LOOK_S = 1.0
+"""Between two looks at a starter that has loaders. One that is stopped at two of them is killed."""
+
+TELL_S_MAX = 5.0
+"""The end of a loader that was killed is told in this time, though its starter yields to all."""
 
 _KILLED = "signal SIGKILL"
 
@@ -37,17 +51,26 @@ SpawnLoader = Callable[[socket.socket], Mortal]
 class StartedLoader:
     """A loader, known by the status socket that its starter holds the other end of."""
 
-    def __init__(self, status: socket.socket, on_crash: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        status: socket.socket,
+        on_crash: Callable[[], None],
+        on_silence: Callable[[], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        """`on_silence`: its starter does not tell its end."""
         self._status = status
         self._on_crash = on_crash
+        self._on_silence = on_silence
+        self._on_close = on_close
         self._how = ""
-        self._is_killed = False
+        self._killed_s: float | None = None
 
     def fileno(self) -> int:
         return self._status.fileno()
 
     def kill(self) -> None:
-        self._is_killed = True
+        self._killed_s = asyncio.get_running_loop().time()
         with contextlib.suppress(OSError):  # its starter is gone, and so is it
             self._status.shutdown(socket.SHUT_WR)
 
@@ -55,18 +78,23 @@ class StartedLoader:
         """How it ended. A loader that was killed may need a moment more: nobody waits for it."""
         if not self._how:
             self._how = self._hear()
-            if self._how != "exit code 0" and not (self._is_killed and self._how == _KILLED):
+            if self._how != "exit code 0" and not (
+                self._killed_s is not None and self._how == _KILLED
+            ):
                 self._on_crash()
         return self._how
 
     def close(self) -> None:
         self._status.close()
+        self._on_close()
 
     def _hear(self) -> str:
         try:
             said = self._status.recv(STATUS_BYTES_MAX, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            assert self._is_killed, "reaped while it runs"
+            assert self._killed_s is not None, "reaped while it runs"
+            if asyncio.get_running_loop().time() - self._killed_s >= TELL_S_MAX:
+                self._on_silence()
             return _KILLED
         except OSError:
             return STARTER_ENDED
@@ -81,6 +109,10 @@ class _Running:
     control: socket.socket
     began_ns: int
     is_retired: bool = False
+    loaders: int = 0
+    was_stopped: bool = False
+    look: asyncio.TimerHandle | None = None
+    kill_reason: str = ""
 
 
 class LoaderStarter:
@@ -117,7 +149,14 @@ class LoaderStarter:
             except OSError:
                 status.close()
                 raise
-        return StartedLoader(status, lambda: self._retire(running))
+        running.loaders += 1
+        self._look_later(running)
+        return StartedLoader(
+            status,
+            on_crash=lambda: self._retire(running),
+            on_silence=lambda: self._kill(running, "it did not tell the end of a loader"),
+            on_close=lambda: self._loader_closed(running),
+        )
 
     def close(self) -> None:
         """End it, and with it every loader."""
@@ -160,8 +199,33 @@ class LoaderStarter:
         self._current = None
         self.start()
 
+    def _loader_closed(self, running: _Running) -> None:
+        running.loaders -= 1
+
+    def _look_later(self, running: _Running) -> None:
+        if running.look is None:
+            loop = asyncio.get_running_loop()
+            running.look = loop.call_later(LOOK_S, self._look, running)
+
+    def _look(self, running: _Running) -> None:
+        running.look = None
+        is_still = running.loaders > 0 and is_stopped(running.child.pid)
+        if is_still and running.was_stopped:
+            self._kill(running, f"its process was stopped for {LOOK_S:g} s")
+        elif running.loaders:
+            self._look_later(running)
+        running.was_stopped = is_still
+
+    def _kill(self, running: _Running, reason: str) -> None:
+        """One that stands still. Its loaders end with it, and whoever waits for them is told."""
+        if running in self._all:
+            running.kill_reason = reason
+            running.child.kill()
+
     def _ended(self, running: _Running) -> None:
         how = self._forget(running)
+        if running.kill_reason:
+            how = f"{running.kill_reason} ({how})"
         if running.is_retired and how == "exit code 0":
             return
         delay_ns = self._backoff.delay_ns(self._clock() - running.began_ns)
@@ -175,6 +239,8 @@ class LoaderStarter:
     def _forget(self, running: _Running) -> str:
         """Reap a starter that ended or is about to."""
         asyncio.get_running_loop().remove_reader(running.child.fileno())
+        if running.look is not None:
+            running.look.cancel()
         how = running.child.reap()
         running.child.close()
         running.control.close()

@@ -1,6 +1,7 @@
 """The starter of loaders, real, as the node keeps it."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -9,10 +10,11 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.errors import InvalidModel, ModelNotReady
-from gpumuxd.node import loading
+from gpumuxd.node import loader_starter, loading
 from gpumuxd.node.child_process import SPAWN_STARTER, Child, Mortal
 from gpumuxd.node.loader_starter import LoaderStarter
 from gpumuxd.node.loading import Loading
@@ -98,14 +100,54 @@ async def test_a_starter_that_died_costs_the_loads_in_flight_and_no_other(
     assert len(kept.environments) == 2
 
 
-async def test_one_that_stands_still_keeps_nobody_for_ever(
+async def test_one_that_is_stopped_is_replaced_and_costs_its_loads_and_no_other(
+    kept: Kept, foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_starter, "LOOK_S", 0.01)
+    os.kill(kept.starter.pid, signal.SIGSTOP)
+    with capture_logs() as logs:
+        loads = [asyncio.ensure_future(kept.loading.read(foreign)) for _ in range(3)]
+        for load in loads[:2]:  # as many as there may be at one time
+            with pytest.raises(ModelNotReady, match=r"was killed \(its starter ended\); retry"):
+                await asyncio.wait_for(load, TIMEOUT_S)
+        with pytest.raises(InvalidModel, match="1 bytes that begin with"):
+            await asyncio.wait_for(loads[2], TIMEOUT_S)
+    assert len(kept.environments) == 2
+    (lost,) = [line for line in logs if line["event"] == "loader_starter_lost"]
+    assert lost["reason"] == "its process was stopped for 0.01 s (signal SIGKILL)"
+
+
+async def test_one_that_goes_on_in_time_is_kept(
+    kept: Kept, foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_starter, "LOOK_S", 3600.0)
+    pid = kept.starter.pid
+    os.kill(pid, signal.SIGSTOP)
+    load = asyncio.ensure_future(kept.loading.read(foreign))
+    await kept.asked.wait()
+    os.kill(pid, signal.SIGCONT)
+    with pytest.raises(InvalidModel, match="1 bytes that begin with"):
+        await asyncio.wait_for(load, TIMEOUT_S)
+    assert kept.starter.pid == pid
+
+
+async def test_one_that_does_not_tell_the_end_of_a_loader_is_replaced(
     kept: Kept, foreign: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "EXIT_S_MAX", 0.01)
+    monkeypatch.setattr(loader_starter, "TELL_S_MAX", 0.01)
+    monkeypatch.setattr(loader_starter, "is_stopped", lambda pid: False)
     kept.loading.set_read_limit(1)
-    os.kill(kept.starter.pid, signal.SIGSTOP)
+    pid = kept.starter.pid
+    os.kill(pid, signal.SIGSTOP)
     with pytest.raises(ModelNotReady, match="reading its artifact took over"):
         await asyncio.wait_for(kept.loading.read(foreign), TIMEOUT_S)
+    kept.loading.set_read_limit(60 * NS_PER_S)
+    # Whoever asks before it is gone is told so, and the next one is served.
+    with contextlib.suppress(ModelNotReady):
+        await refused(kept, foreign)
+    await refused(kept, foreign)
+    assert kept.starter.pid != pid
 
 
 async def test_one_that_died_is_replaced_before_anybody_asks() -> None:

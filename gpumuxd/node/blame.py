@@ -16,7 +16,7 @@ Pure: it must not know clocks, links or what becomes of a verdict.
 
 import enum
 import signal
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpumuxd.wire.in_flight_board import InFlight
@@ -158,15 +158,16 @@ def _why(deaths: int) -> str:
 
 
 def suspects_of(
-    noted: InFlight, requests: Mapping[int, str], loads: Container[str]
+    noted: InFlight, requests: Mapping[int, str], loads: Collection[str], cause: Cause
 ) -> dict[Suspect, str]:
     """Whom the board of a dead child names, each with the version it is of.
 
     requests  what the child had, with the key of each one's model; other ids are a dead child's lie
-    loads     keys that were being loaded
+    loads     keys that were being loaded, the oldest first, which is the order that a child keeps
 
     A load is suspected while it works. One that waits is suspected only if nobody else can be: what
-    it does between its slices is done by the loop's thread.
+    it does between its slices is done by the loop's thread. Where nothing is noted at all, a child
+    that ended by itself may have been about to begin the next one.
     """
     found: dict[Suspect, str] = {
         member: version_of_key(requests[member]) for member in noted.members if member in requests
@@ -175,6 +176,9 @@ def suspects_of(
     is_at_work = has_own_slice or noted.is_load_at_work or not found
     if noted.load in loads and is_at_work:
         label = version_of_key(noted.load)
+        found[label] = label
+    if not found and not noted.load and loads and cause not in (Cause.OUTSIDE, Cause.ORDERED):
+        label = version_of_key(next(iter(loads)))
         found[label] = label
     return found
 

@@ -30,6 +30,7 @@ from gpumuxd.errors import (
     QueueFull,
     WrongMode,
     deadline_facts,
+    limit_facts,
 )
 from gpumuxd.node.api import Tenant
 from gpumuxd.node.blame import (
@@ -55,7 +56,13 @@ from gpumuxd.settings import DeviceSettings
 from gpumuxd.units import NS_PER_S
 from gpumuxd.wire import frames
 from gpumuxd.wire.arena import Arena
-from gpumuxd.wire.channel import Channel, ChannelClosed, ChannelError, ChannelFull
+from gpumuxd.wire.channel import (
+    OUTBOX_FRAMES_MAX,
+    Channel,
+    ChannelClosed,
+    ChannelError,
+    ChannelFull,
+)
 from gpumuxd.wire.in_flight_board import InFlightBoard
 
 _T = TypeVar("_T")
@@ -355,7 +362,9 @@ class DeviceLink:
                 self._watch.heard_turn(self._clock())
                 _resolve(self._loads.pop(model, None), frame)
             case frames.ModelFailed(model=model, reason=reason, is_out_of_memory=is_full):
-                error: GpumuxdError = OutOfDeviceMemory(reason) if is_full else InvalidModel(reason)
+                error: GpumuxdError = InvalidModel(reason)
+                if is_full:
+                    error = OutOfDeviceMemory(reason, {"device": self.settings.device})
                 _fail(self._loads.pop(model, None), error)
             case frames.ModelReleased(model=model):
                 _resolve(self._unloads.pop(model, None), frame)
@@ -408,9 +417,9 @@ class DeviceLink:
         self._channel.close()
         self._watcher.cancel()
         reason = f"{self._kill_reason} ({how})" if self._kill_reason else how
-        suspects = suspects_of(self._board.read(), self._keys, self._loads)
-        self._board.close()
         cause = self._kill_cause or cause_of(how)
+        suspects = suspects_of(self._board.read(), self._keys, self._loads, cause)
+        self._board.close()
         verdict = self._judge(Death(self.settings.device, cause, reason, suspects))
         self._ended.set_result(reason)
         self._settle(reason, verdict)
@@ -460,7 +469,12 @@ class DeviceLink:
         try:
             self._channel.send(frame, fds)
         except ChannelFull as error:
-            raise QueueFull("the device is behind with taking requests; retry") from error
+            raise QueueFull(
+                "the device is behind with taking requests; retry",
+                limit_facts(
+                    "outbox_frames_max", OUTBOX_FRAMES_MAX, "frames", device=self.settings.device
+                ),
+            ) from error
         except ChannelClosed as error:
             raise DeviceLost(f"device {self.settings.device} was lost; retry") from error
 

@@ -144,7 +144,29 @@ LOADS = ("c/1#3",)
 def test_suspects_are_found_among_what_the_child_had(
     noted: InFlight, expected: dict[Suspect, str]
 ) -> None:
-    assert suspects_of(noted, REQUESTS, LOADS) == expected
+    assert suspects_of(noted, REQUESTS, LOADS, Cause.OUTSIDE) == expected
+
+
+@pytest.mark.parametrize(
+    ("noted", "cause", "expected"),
+    [
+        (InFlight(), Cause.CRASH, "c/1"),
+        (InFlight(), Cause.BUG, "c/1"),
+        (InFlight(), Cause.SILENCE, "c/1"),
+        (InFlight(), Cause.NONSENSE, "c/1"),
+        (InFlight((99,)), Cause.CRASH, "c/1"),
+        (InFlight(), Cause.OUTSIDE, None),  # who kills need not wait for anything
+        (InFlight(), Cause.ORDERED, None),
+        (InFlight((), "x/1#7"), Cause.CRASH, None),  # it was busy with one that is not wanted
+    ],
+)
+def test_a_child_that_ends_before_it_notes_anything_was_about_to_begin_the_oldest_load(
+    noted: InFlight, cause: Cause, expected: str | None
+) -> None:
+    found = suspects_of(noted, REQUESTS, ("c/1#3", "d/1#4"), cause)
+    assert found == ({} if expected is None else {expected: expected})
+    assert suspects_of(noted, REQUESTS, (), cause) == {}
+    assert suspects_of(InFlight((11,)), REQUESTS, ("c/1#3",), cause) == {11: "a/1"}
 
 
 def test_version_of_a_key() -> None:

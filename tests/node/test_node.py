@@ -420,6 +420,26 @@ async def test_a_model_whose_load_ends_its_device_again_is_left_out(world: World
         assert node.is_model_ready(DEFAULT_TENANT, "good", "1")
 
 
+async def test_a_model_that_ends_its_device_before_its_load_is_noted_is_left_out(
+    world: World,
+) -> None:
+    add_model(world.repository, "good")
+    async with world.started(startup_models=("m", "good")) as node:
+
+        def load(life: FakeLife, frame: frames.LoadModel) -> None:
+            (load_deadly if frame.model.startswith("m/") else load_well)(life, frame)
+
+        world.device.on_load = load
+        world.life.end("signal SIGKILL")
+        await world.device.wait_lives(3)
+        await node.load(DEFAULT_TENANT, "good")
+        assert node.is_model_ready(DEFAULT_TENANT, "good", "1")
+        state, reason = await world.state("m")
+        assert state is ModelState.UNAVAILABLE
+        assert "it ended device cpu:0 (signal SIGSEGV)" in reason
+        assert len(world.device.lives) == 3
+
+
 async def test_kills_from_outside_during_its_loads_leave_no_model_out(world: World) -> None:
     """Two in a row each time: a load that ended well was none of the reasons of what was before."""
 

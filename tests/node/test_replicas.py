@@ -144,7 +144,7 @@ async def test_what_ends_one_device_is_not_sent_to_the_next(world: World) -> Non
     async with two_devices(world, startup_models=("m",), restart=NEVER):
         state, reason = await world.state()
         assert state is ModelState.UNAVAILABLE
-        assert "was lost" in reason
+        assert "it ended device cpu:0" in reason
         assert len(loads_on(world, "cpu:0") + loads_on(world, "cpu:1")) == 1
 
 

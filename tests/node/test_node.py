@@ -502,7 +502,7 @@ async def test_a_child_that_falls_silent_while_it_loads_is_killed_in_its_own_tim
 
         world.device.on_load = fall_silent
         began_ns = monotonic_ns()
-        with pytest.raises(DeviceLost, match=r"stood still for 0.06 s \(signal SIGKILL\)"):
+        with pytest.raises(ModelFaulted, match=r"stood still for 0.06 s \(signal SIGKILL\)"):
             await node.load(DEFAULT_TENANT, "m")
         assert monotonic_ns() - began_ns >= 60 * NS_PER_MS
         assert (await world.state())[0] is ModelState.UNAVAILABLE

@@ -26,7 +26,8 @@
     +-- ConfigError             exit code 78, no status
 
 A message is written for the one who sent the request: it names what was expected and what came,
-and holds no path of the node. Its numbers travel beside it, as `facts`, for programs. A bug is an
+and holds no path of the node. Its numbers travel beside it, as `facts`, for programs: of a limit
+always those of `limit_facts`. Whoever may try again is told how long to wait at least. A bug is an
 `assert`, never one of these.
 """
 
@@ -34,11 +35,19 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from gpumuxd.domain import Outcome, OutcomeKind
-from gpumuxd.units import NS_PER_MS, ms_from_ns
+from gpumuxd.units import NS_PER_MS, NS_PER_S, ms_from_ns
 
 FULL_RETRY_DELAY_NS = 100 * NS_PER_MS
 """Told with a limit that was reached. When something ends that counts there, nobody knows; asked
 again sooner, a full node would be busy with refusing."""
+
+GONE_RETRY_DELAY_NS = 100 * NS_PER_MS
+"""Told with a device or model that goes away, by who knows no better: no device is started again
+sooner (`RestartSettings.delay_ns_first`)."""
+
+ABSENT_RETRY_DELAY_NS = NS_PER_S
+"""Told where somebody has to load or unload first, or a disk or device to answer. A load takes as
+long at least, if it is more than a toy."""
 
 
 class GpumuxdError(Exception):
@@ -92,6 +101,7 @@ class ModelNotReady(GpumuxdError):
 
     status = "UNAVAILABLE"
     retryable = True
+    retry_delay_ns_least = ABSENT_RETRY_DELAY_NS
 
 
 class Unauthenticated(GpumuxdError):
@@ -145,6 +155,7 @@ class Draining(GpumuxdError):
 
     status = "UNAVAILABLE"
     retryable = True
+    retry_delay_ns_least = GONE_RETRY_DELAY_NS
 
 
 class InvalidModel(GpumuxdError):
@@ -162,6 +173,7 @@ class OutOfDeviceMemory(GpumuxdError):
 
     status = "RESOURCE_EXHAUSTED"
     retryable = True
+    retry_delay_ns_least = ABSENT_RETRY_DELAY_NS
 
 
 class SequenceAborted(GpumuxdError):
@@ -194,6 +206,7 @@ class DeviceLost(GpumuxdError):
 
     status = "UNAVAILABLE"
     retryable = True
+    retry_delay_ns_least = GONE_RETRY_DELAY_NS
 
 
 class Unsupported(GpumuxdError):
@@ -227,11 +240,40 @@ _ERROR_OF_OUTCOME: dict[OutcomeKind, type[GpumuxdError]] = {
 }
 
 
-def error_of(outcome: Outcome, arrived_ns: int) -> GpumuxdError:
-    """The exception that tells a client of a fate other than COMPLETED."""
+def error_of(
+    outcome: Outcome, arrived_ns: int, limit: Mapping[str, str] | None = None
+) -> GpumuxdError:
+    """The exception that tells a client of a fate other than COMPLETED. `limit` is the one that
+    was reached, if the fate is of that kind."""
     assert outcome.kind is not OutcomeKind.COMPLETED, "a completed request is not an error"
     facts = deadline_facts(arrived_ns, outcome.deadline_ns, outcome.predicted_finish_ns)
+    facts |= limit or {}
     return _ERROR_OF_OUTCOME[outcome.kind](outcome.reason or outcome.kind.value, facts)
+
+
+def limit_facts(
+    limit: str,
+    limit_max: int,
+    unit: str,
+    *,
+    current: int | None = None,
+    asked: int | None = None,
+    tenant: str = "",
+    device: str = "",
+) -> dict[str, str]:
+    """A limit that was reached, for programs: its name where it is set, how much it is and of what,
+    how much of that was taken and how much was asked for in addition, and whose limit it is: a
+    tenant's, a device's, else the node's."""
+    told = {
+        "limit": limit,
+        "limit_max": limit_max,
+        "unit": unit,
+        "current": current,
+        "asked": asked,
+        "tenant": tenant or None,
+        "device": device or None,
+    }
+    return {name: str(value) for name, value in told.items() if value is not None}
 
 
 def deadline_facts(arrived_ns: int, deadline_ns: int, finish_ns: int) -> dict[str, str]:

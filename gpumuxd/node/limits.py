@@ -7,7 +7,7 @@ them. It must not know models or devices.
 
 from collections.abc import Callable
 
-from gpumuxd.errors import QuotaExceeded
+from gpumuxd.errors import QuotaExceeded, limit_facts
 from gpumuxd.node.api import Tenant
 from gpumuxd.node.tenants import TenantDirectory
 
@@ -69,7 +69,15 @@ class Limits:
         if usage.requests >= settings.requests_in_flight_max:
             raise QuotaExceeded(
                 f"tenant {tenant.name!r} has {usage.requests} requests in flight; "
-                f"its requests_in_flight_max is {settings.requests_in_flight_max}"
+                f"its requests_in_flight_max is {settings.requests_in_flight_max}",
+                limit_facts(
+                    "requests_in_flight_max",
+                    settings.requests_in_flight_max,
+                    "requests",
+                    current=usage.requests,
+                    asked=1,
+                    tenant=tenant.name,
+                ),
             )
         usage.requests += 1
         ticket = Ticket(self, tenant)
@@ -86,7 +94,15 @@ class Limits:
         if usage.bytes + count > bytes_max:
             raise QuotaExceeded(
                 f"tenant {tenant.name!r} has {usage.bytes} tensor bytes in flight and asks for "
-                f"{count} more; its bytes_in_flight_max is {bytes_max}"
+                f"{count} more; its bytes_in_flight_max is {bytes_max}",
+                limit_facts(
+                    "bytes_in_flight_max",
+                    bytes_max,
+                    "bytes",
+                    current=usage.bytes,
+                    asked=count,
+                    tenant=tenant.name,
+                ),
             )
         usage.bytes += count
 

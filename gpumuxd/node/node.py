@@ -31,6 +31,7 @@ from gpumuxd.errors import (
     QueueFull,
     SequenceLost,
     WrongMode,
+    limit_facts,
 )
 from gpumuxd.models.repository import Repository
 from gpumuxd.node.api import (
@@ -311,7 +312,14 @@ class Node:
         if self._calls_changing_models >= CALLS_CHANGING_MODELS_MAX:
             raise QueueFull(
                 f"{self._calls_changing_models} loads and unloads are waited for already, which is "
-                "the limit; retry"
+                "the limit; retry",
+                limit_facts(
+                    "calls_changing_models_max",
+                    CALLS_CHANGING_MODELS_MAX,
+                    "calls",
+                    current=self._calls_changing_models,
+                    asked=1,
+                ),
             )
         self._calls_changing_models += 1
         try:

@@ -9,12 +9,13 @@ import asyncio
 import structlog
 
 from gpumuxd.domain import OutcomeKind
-from gpumuxd.errors import GpumuxdError, ModelFaulted, error_of
-from gpumuxd.node.api import InferCall, InferReply, OutputTensor
+from gpumuxd.errors import GpumuxdError, ModelFaulted, error_of, limit_facts
+from gpumuxd.node.api import InferCall, InferReply, OutputTensor, Tenant
 from gpumuxd.node.device_link import DeviceLink, RequestOverdue
 from gpumuxd.node.model_table import Replica
 from gpumuxd.node.request_memory import RequestMemory
 from gpumuxd.node.validation import Fit
+from gpumuxd.settings import DeviceSettings
 from gpumuxd.wire import frames
 
 _log = structlog.get_logger()
@@ -38,7 +39,8 @@ async def wait_reply(
         raise _told(error, call, replica) from None
     try:
         if finished.outcome.kind is not OutcomeKind.COMPLETED:
-            raise error_of(finished.outcome, call.arrived_ns)
+            limit = _limit(finished.outcome.kind, replica.link.settings, call.tenant)
+            raise error_of(finished.outcome, call.arrived_ns, limit)
         outputs = _copy_outputs(fit, finished, memory)
     except GpumuxdError as error:
         if isinstance(error, ModelFaulted):
@@ -61,6 +63,20 @@ async def _finished(
     except BaseException:
         memory.release()
         raise
+
+
+def _limit(kind: OutcomeKind, settings: DeviceSettings, tenant: Tenant) -> dict[str, str]:
+    """Of its device, if the fate is that one was reached. Where a tenant has a limit of its own,
+    which of the two memories was too small only the text says."""
+    scheduler, device = settings.scheduler, settings.device
+    match kind:
+        case OutcomeKind.QUEUE_FULL:
+            requests_max = scheduler.queue_requests_max
+            return limit_facts("queue_requests_max", requests_max, "requests", device=device)
+        case OutcomeKind.OUT_OF_DEVICE_MEMORY if tenant.memory_bytes_max is None:
+            bytes_max = scheduler.memory_bytes_max
+            return limit_facts("memory_mib_max", bytes_max, "bytes", device=device)
+    return {}
 
 
 def _told(error: GpumuxdError, call: InferCall, replica: Replica) -> GpumuxdError:

@@ -6,7 +6,7 @@ All or nothing on the way in, once on the way out. Who may call `release` and wh
 
 from collections.abc import Callable, Sequence
 
-from gpumuxd.errors import InvalidRequest, QueueFull
+from gpumuxd.errors import InvalidRequest, QueueFull, limit_facts
 from gpumuxd.node.limits import Ticket
 from gpumuxd.node.validation import CheckedCall, CheckedTensor
 from gpumuxd.wire.arena import Arena, ArenaFull, aligned
@@ -33,12 +33,22 @@ class RequestMemory:
         if size_bytes > arena.size_bytes:
             raise InvalidRequest(
                 f"the tensors of this request take {size_bytes} bytes; "
-                f"its device has {arena.size_bytes} for all requests together (arena_mib)"
+                f"its device has {arena.size_bytes} for all requests together (arena_mib)",
+                limit_facts("arena_mib", arena.size_bytes, "bytes", asked=size_bytes),
             )
         try:
             self._offset = arena.allocate(size_bytes)
         except ArenaFull as error:
-            raise QueueFull(f"no memory for the tensors of this request now: {error}") from error
+            raise QueueFull(
+                f"no memory for the tensors of this request now: {error}",
+                limit_facts(
+                    "arena_mib",
+                    arena.size_bytes,
+                    "bytes",
+                    current=arena.used_bytes,
+                    asked=size_bytes,
+                ),
+            ) from error
         self._view = arena.view(self._offset, size_bytes)
         self._is_held = True
         ticket.hold()

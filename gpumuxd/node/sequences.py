@@ -23,6 +23,7 @@ from gpumuxd.errors import (
     QuotaExceeded,
     SequenceLost,
     deadline_facts,
+    limit_facts,
 )
 from gpumuxd.node import sequence_ends as ends
 from gpumuxd.node.api import InferCall, InferReply, SequenceStep
@@ -187,7 +188,8 @@ class Sequences:
         if sequence.steps >= STEPS_MAX:
             raise QueueFull(
                 f"{ends.name_of(key)} has {sequence.steps} steps that have not ended, which is "
-                "the limit"
+                "the limit",
+                limit_facts("steps_max", STEPS_MAX, "steps", current=sequence.steps, asked=1),
             )
         return sequence
 
@@ -225,7 +227,15 @@ class Sequences:
         if owned.slots - replaced >= limit:
             raise QuotaExceeded(
                 f"tenant {call.tenant.name!r} has {owned.slots} sequences; its sequences_max is "
-                f"{limit}"
+                f"{limit}",
+                limit_facts(
+                    "sequences_max",
+                    limit,
+                    "sequences",
+                    current=owned.slots,
+                    asked=1,
+                    tenant=call.tenant.name,
+                ),
             )
 
     def _refuse_unknown(self, call: InferCall, owned: _Owned, key: Key) -> None:

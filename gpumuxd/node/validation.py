@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpumuxd.domain import Bucket, PriorityClass
-from gpumuxd.errors import InvalidModel, InvalidRequest, PermissionDenied
+from gpumuxd.errors import InvalidModel, InvalidRequest, PermissionDenied, limit_facts
 from gpumuxd.models.sequence_policy import SequencePolicy
 from gpumuxd.models.spec import (
     ModelSpec,
@@ -122,7 +122,10 @@ def _fit(spec: ModelSpec, call: InferCall, rows_max: int | None) -> Fit:
     bindings = spec.bind({name: value.shape for name, value in given.items()})
     rows = spec.rows(bindings)
     if rows_max is not None and rows > rows_max:
-        raise InvalidRequest(f"expected at most {rows_max} rows in a request, got {rows}")
+        raise InvalidRequest(
+            f"expected at most {rows_max} rows in a request, got {rows}",
+            limit_facts("batch_max", rows_max, "rows", asked=rows),
+        )
     inputs = tuple(_sized(tensor, tuple(given[tensor.name].shape)) for tensor in spec.inputs)
     outputs = tuple(_output(tensor, bindings) for tensor in spec.outputs)
     names = [tensor.name for tensor in call.inputs]

@@ -1,8 +1,11 @@
 """What travels beside a status for programs: `google.rpc.Status` in `grpc-status-details-bin`.
 
-One ErrorInfo always; a RetryInfo where it is known how long to wait. Any client that reads the
-standard details reads these. It must not know gRPC, nor how an error came to be.
+One ErrorInfo always; a RetryInfo where it is known how long to wait; a QuotaFailure for a limit
+that was reached, whose numbers are in the ErrorInfo too. Any client that reads the standard details
+reads these. It must not know gRPC, nor how an error came to be.
 """
+
+from collections.abc import Mapping
 
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
@@ -17,7 +20,7 @@ DOMAIN = "gpumuxd"
 FACT_BYTES_MAX = 128
 """Of one value: names come from clients and may be of any length."""
 
-FACTS_MAX = 8
+FACTS_MAX = 9
 """More than any error has. What all of it may take is reckoned in `status.py`."""
 
 INTERNAL = "INTERNAL"
@@ -34,6 +37,8 @@ def encode_details(code: int, text: str, error: GpumuxdError | None) -> bytes:
         assert len(error.facts) <= FACTS_MAX, f"{reason_of(error)} has {len(error.facts)} facts"
         for name, value in error.facts.items():
             info.metadata[name] = cut(value, FACT_BYTES_MAX)
+        if error.status == "RESOURCE_EXHAUSTED" and "limit" in error.facts:
+            details.append(_quota_failure(info.metadata))
         if error.retry_delay_ns is not None:
             delay = Duration()
             delay.FromNanoseconds(error.retry_delay_ns)
@@ -44,6 +49,14 @@ def encode_details(code: int, text: str, error: GpumuxdError | None) -> bytes:
         for each in details
     ]
     return pb.Status(code=code, message=text, details=packed).SerializeToString()
+
+
+def _quota_failure(facts: Mapping[str, str]) -> pb.QuotaFailure:
+    whose = next((f"{who}:{facts[who]}" for who in ("tenant", "device") if who in facts), "node")
+    violation = pb.QuotaFailure.Violation(
+        subject=whose, quota_metric=facts["limit"], quota_value=int(facts["limit_max"])
+    )
+    return pb.QuotaFailure(violations=[violation])
 
 
 def reason_of(error: GpumuxdError) -> str:

@@ -9,6 +9,8 @@ from gpumuxd_client.errors import DeadlineInfeasible, error_of
 from gpumuxd_client.generated import status_pb2 as pb
 
 from gpumuxd.errors import DeadlineInfeasible as Refused
+from gpumuxd.errors import QueueFull as Full
+from gpumuxd.errors import limit_facts
 from tests.clients.conftest import AnyClient
 from tests.rpc.fake_node import FakeNode
 from tests.rpc.test_error_details import GOLDEN
@@ -25,8 +27,8 @@ def of_others(domain: str) -> bytes:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (GOLDEN, Details({"model": "silero"}, 1.25)),
-        (of_others("gpumuxd"), Details({"model": "x"}, None)),
+        (GOLDEN, Details({"model": "silero"}, 1.25, "DEVICE_LOST")),
+        (of_others("gpumuxd"), Details({"model": "x"}, None, "QUOTA")),
         (of_others("googleapis.com"), Details({}, None)),
         (b"", Details({}, None)),
         (b"\xff\xff\xff", Details({}, None)),
@@ -74,3 +76,25 @@ def test_another_try_waits_as_long_as_the_daemon_says(
     delay_s = Attempts(retries=3, deadline=deadline, now_s=0.0).delay_s(server_live(), lost, 0.0)
     assert (delay_s is not None) is is_tried
     assert delay_s is None or 1.25 < delay_s <= 1.25 + 1.25 * RETRY_DELAY_S_FIRST
+
+
+async def test_a_limit_that_was_reached_comes_with_its_numbers(
+    client: AnyClient, node: FakeNode
+) -> None:
+    async def fail(call: object) -> None:
+        facts = limit_facts("arena_mib", 1 << 28, "bytes", current=1 << 27, asked=1 << 28)
+        raise Full("no memory", facts)
+
+    node.before_reply = fail
+    with pytest.raises(errors.QueueFull) as refused:
+        await client("infer", "identity_fp32", {"x": np.zeros((1, 4), np.float32)})
+    error = refused.value
+    assert error.limit == errors.Limit("arena_mib", 1 << 28, "bytes", 1 << 27, 1 << 28)
+    assert (error.reason, error.retry_delay_s) == ("QUEUE_FULL", 0.1)
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"limit": "arena_mib"}, {"limit": "arena_mib", "limit_max": "many"}]
+)
+def test_a_limit_without_a_number_is_none(facts: dict[str, str]) -> None:
+    assert errors.QueueFull("", "", facts).limit is None

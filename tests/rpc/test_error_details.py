@@ -1,7 +1,9 @@
 """The standard details of an error: what a client finds in them, and that they fit the trailers."""
 
+import ast
 import base64
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -64,6 +66,72 @@ def test_every_reason_is_documented_with_its_status() -> None:
     }
     known = {reason_of(each("")): each.status for each in ERROR_CLASSES}
     assert documented == {**known, "INTERNAL": "INTERNAL"}
+    assert len(known) == len(ERROR_CLASSES), "a reason is of one class"
+
+
+@pytest.mark.parametrize("error_class", ERROR_CLASSES)
+def test_whoever_may_try_again_is_told_how_long_to_wait_at_least(
+    error_class: type[errors.GpumuxdError],
+) -> None:
+    error = error_class("")
+    assert re.fullmatch("[A-Z]+(_[A-Z]+)*", reason_of(error))
+    assert hasattr(grpc.StatusCode, error.status)
+    assert error.retryable == (error.retry_delay_ns is not None)
+
+
+SOURCES = Path(errors.__file__).parent
+LIMITED = {"QuotaExceeded", "QueueFull"}
+
+
+def refusals_of_limits() -> Iterator[tuple[str, ast.Call]]:
+    """Every place where one is raised, but for what is built from an outcome."""
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in LIMITED
+            ):
+                yield f"{path.relative_to(SOURCES)}:{node.lineno}", node
+
+
+def test_every_limit_that_is_reached_is_told_with_its_name_and_numbers() -> None:
+    found = dict(refusals_of_limits())
+    assert len(found) >= 5
+    bare = [place for place, call in found.items() if "limit_facts" not in ast.unparse(call)]
+    assert bare == [], "these need limit_facts(...) as their second argument"
+
+
+def test_a_limit_is_told_as_the_standard_has_it_too() -> None:
+    facts = errors.limit_facts(
+        "requests_in_flight_max", 8, "requests", current=8, asked=1, tenant="voice"
+    )
+    details = failure_of(errors.QuotaExceeded("full", facts), "/a/B").details
+    assert dict(info_of(details).metadata) == {
+        "limit": "requests_in_flight_max",
+        "limit_max": "8",
+        "unit": "requests",
+        "current": "8",
+        "asked": "1",
+        "tenant": "voice",
+    }
+    _, packed, retry = pb.Status.FromString(details).details
+    assert packed.type_url == "type.googleapis.com/google.rpc.QuotaFailure"
+    (violation,) = pb.QuotaFailure.FromString(packed.value).violations
+    told = (violation.subject, violation.quota_metric, violation.quota_value)
+    assert told == ("tenant:voice", "requests_in_flight_max", 8)
+    assert pb.RetryInfo.FromString(retry.value).retry_delay.nanos == 100_000_000
+
+
+@pytest.mark.parametrize(("device", "subject"), [("", "node"), ("cpu:0", "device:cpu:0")])
+def test_a_limit_that_is_no_tenants_is_the_devices_or_the_nodes(device: str, subject: str) -> None:
+    facts = errors.limit_facts("queue_requests_max", 1, "requests", device=device)
+    details = failure_of(errors.QueueFull("full", facts), "/a/B").details
+    packed = pb.Status.FromString(details).details[1]
+    assert pb.QuotaFailure.FromString(packed.value).violations[0].subject == subject
+    # A request that is wrong by a limit is not one for which there is no quota.
+    wrong = failure_of(errors.InvalidRequest("large", facts), "/a/B").details
+    assert len(pb.Status.FromString(wrong).details) == 1
 
 
 def test_what_is_derived_elsewhere_is_told_as_what_it_is_derived_from() -> None:
@@ -106,7 +174,10 @@ def test_a_deadline_is_told_from_the_arrival(
 
 @pytest.mark.parametrize("text", ["x" * 5_000, "ü" * 5_000, "\U0001f600" * 5_000, "%" * 5_000])
 def test_all_of_it_fits_the_trailers(text: str) -> None:
-    facts = {f"quite_a_long_name_{n}_ms": text for n in range(FACTS_MAX)}
+    facts = {f"quite_a_long_name_{n}_ms": text for n in range(FACTS_MAX - 7)}
+    facts |= errors.limit_facts(
+        "requests_in_flight_max", 2**50, "requests", current=2**50, tenant="t" * 64, device=text
+    )
     error = errors.OutOfDeviceMemory(text, facts, retry_delay_ns=10**18 - 1)
     failure = failure_of(error, "/a/B")
     values = {

@@ -18,10 +18,11 @@ _NS_PER_S = 1_000_000_000
 
 
 class Details(NamedTuple):
-    """The facts of gpumuxd's ErrorInfo, and how long to wait at least before another try."""
+    """Reason and facts of gpumuxd's ErrorInfo, and how long to wait at least before another try."""
 
     facts: dict[str, str]
     retry_delay_s: float | None
+    reason: str = ""
 
 
 def read_details(trailing_metadata: Iterable[tuple[str, str | bytes]]) -> Details:
@@ -35,14 +36,15 @@ def read_details(trailing_metadata: Iterable[tuple[str, str | bytes]]) -> Detail
 
 def _decode(data: bytes) -> Details:
     facts: dict[str, str] = {}
+    reason = ""
     retry_delay_s = None
     for packed in pb.Status.FromString(data).details:
         match packed.type_url.removeprefix(_TYPE_PREFIX):
             case "ErrorInfo":
                 info = pb.ErrorInfo.FromString(packed.value)
                 if info.domain == DOMAIN:
-                    facts = dict(info.metadata)
+                    facts, reason = dict(info.metadata), info.reason
             case "RetryInfo":
                 delay = pb.RetryInfo.FromString(packed.value).retry_delay
                 retry_delay_s = max(0.0, delay.seconds + delay.nanos / _NS_PER_S)
-    return Details(facts, retry_delay_s)
+    return Details(facts, retry_delay_s, reason)

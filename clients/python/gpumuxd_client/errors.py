@@ -35,6 +35,7 @@ status decides. Wrong arguments to a method are ordinary ValueErrors and TypeErr
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from gpumuxd_client.error_details import read_details
@@ -42,11 +43,30 @@ from gpumuxd_client.error_details import read_details
 REASON_KEY = "gpumuxd-reason"
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit that was reached.
+
+    name     as the configuration of the daemon has it: `requests_in_flight_max`
+    maximum  how much it is, in `unit`: "requests", "bytes" and so on
+    current  how much of it was taken; None where that is not told
+    asked    how much was asked for in addition; None where that is not told
+    """
+
+    name: str
+    maximum: int
+    unit: str
+    current: int | None = None
+    asked: int | None = None
+
+
 class GpumuxdError(Exception):
     """Base of all. `status` is the name of the gRPC status that came.
 
     `facts` is what the daemon says beside the message, for programs: `model`, `deadline_ms` and so
     on. `retry_delay_s` is how long to wait at least before trying again, where that is known.
+    `reason` is the code of what went wrong, QUOTA_EXCEEDED, stable over versions; "" where it was
+    not the daemon that spoke. `limit` is the limit that was reached, if it was one.
     """
 
     is_retryable: ClassVar[bool] = False
@@ -61,12 +81,27 @@ class GpumuxdError(Exception):
         status: str,
         facts: Mapping[str, str] | None = None,
         retry_delay_s: float | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
+        self.reason = reason
         self.message = message
         self.status = status
         self.facts = dict(facts or {})
         self.retry_delay_s = retry_delay_s
+
+    @property
+    def limit(self) -> Limit | None:
+        counts = [self._count(name) for name in ("limit_max", "current", "asked")]
+        if "limit" not in self.facts or counts[0] is None:
+            return None
+        return Limit(self.facts["limit"], counts[0], self.facts.get("unit", ""), *counts[1:])
+
+    def _count(self, fact: str) -> int | None:
+        try:
+            return int(self.facts[fact])
+        except (KeyError, ValueError):
+            return None
 
 
 class InvalidRequest(GpumuxdError):
@@ -256,4 +291,4 @@ def error_of(
     by_status = _CLASS_OF_STATUS.get(status, InternalError)
     found = _CLASS_OF_REASON.get(reason, by_status) if isinstance(reason, str) else by_status
     details = read_details(trailing_metadata)
-    return found(message or status, status, details.facts, details.retry_delay_s)
+    return found(message or status, status, details.facts, details.retry_delay_s, details.reason)

@@ -26,7 +26,7 @@ from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgpumuxd/rpc/v1/status.proto\x12\x0egpumuxd.rpc.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"N\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\"\x97\x01\n\tErrorInfo\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x39\n\x08metadata\x18\x03 \x03(\x0b\x32\'.gpumuxd.rpc.v1.ErrorInfo.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\";\n\tRetryInfo\x12.\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgpumuxd/rpc/v1/status.proto\x12\x0egpumuxd.rpc.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"N\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\"\x97\x01\n\tErrorInfo\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x39\n\x08metadata\x18\x03 \x03(\x0b\x32\'.gpumuxd.rpc.v1.ErrorInfo.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x93\x01\n\x0cQuotaFailure\x12:\n\nviolations\x18\x01 \x03(\x0b\x32&.gpumuxd.rpc.v1.QuotaFailure.Violation\x1aG\n\tViolation\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x14\n\x0cquota_metric\x18\x04 \x01(\t\x12\x13\n\x0bquota_value\x18\x08 \x01(\x03\";\n\tRetryInfo\x12.\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,6 +41,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ERRORINFO']._serialized_end=338
   _globals['_ERRORINFO_METADATAENTRY']._serialized_start=291
   _globals['_ERRORINFO_METADATAENTRY']._serialized_end=338
-  _globals['_RETRYINFO']._serialized_start=340
-  _globals['_RETRYINFO']._serialized_end=399
+  _globals['_QUOTAFAILURE']._serialized_start=341
+  _globals['_QUOTAFAILURE']._serialized_end=488
+  _globals['_QUOTAFAILURE_VIOLATION']._serialized_start=417
+  _globals['_QUOTAFAILURE_VIOLATION']._serialized_end=488
+  _globals['_RETRYINFO']._serialized_start=490
+  _globals['_RETRYINFO']._serialized_end=549
 # @@protoc_insertion_point(module_scope)

@@ -37,6 +37,21 @@ class ErrorInfo(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     def __init__(self, reason: _Optional[str] = ..., domain: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
+class QuotaFailure(_message.Message):
+    __slots__ = ("violations",)
+    class Violation(_message.Message):
+        __slots__ = ("subject", "quota_metric", "quota_value")
+        SUBJECT_FIELD_NUMBER: _ClassVar[int]
+        QUOTA_METRIC_FIELD_NUMBER: _ClassVar[int]
+        QUOTA_VALUE_FIELD_NUMBER: _ClassVar[int]
+        subject: str
+        quota_metric: str
+        quota_value: int
+        def __init__(self, subject: _Optional[str] = ..., quota_metric: _Optional[str] = ..., quota_value: _Optional[int] = ...) -> None: ...
+    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    violations: _containers.RepeatedCompositeFieldContainer[QuotaFailure.Violation]
+    def __init__(self, violations: _Optional[_Iterable[_Union[QuotaFailure.Violation, _Mapping]]] = ...) -> None: ...
+
 class RetryInfo(_message.Message):
     __slots__ = ("retry_delay",)
     RETRY_DELAY_FIELD_NUMBER: _ClassVar[int]

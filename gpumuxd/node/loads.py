@@ -231,6 +231,8 @@ class Loads:
         made = await self._placing.fill(entry)
         entry.missing = made.missing
         for replica in made.replicas:
+            if (lost := entry.replicas.get(replica.device)) is not None:
+                lost.artifact.close()  # its device was lost; this serves in its place
             entry.add(replica)
             _log_loaded(entry, replica)
         return bool(made.replicas)
@@ -274,7 +276,8 @@ class Loads:
                 *(self._take_down(e, reason) for e in self._table.versions(name) if e.replicas)
             )
             for entry in self._table.versions(name):
-                entry.is_drained = False  # nobody wants it back
+                if entry.is_drained:  # it went before, and nobody wants it back
+                    entry.is_drained, entry.reason = False, reason
             await self._journal.remove(name)
         return [replica for replicas in unloaded for replica in replicas]
 

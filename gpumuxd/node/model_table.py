@@ -144,6 +144,8 @@ class VersionEntry:
         """One more serves, in place of one that was there before."""
         self.replicas[replica.device] = replica
         if self.state is ModelState.LOADING:
+            if self.failed is None:
+                self.note = ""  # what failed meanwhile was not the fault of what is on the disk
             self.move(ModelState.READY)
         self.on_change()
 

@@ -85,6 +85,8 @@ class Placing:
         like = entry.replica
         assert like is not None
         held = [device for device in entry.replicas if device not in self.drained]
+        if not any(entry.replicas[device].is_alive for device in held):
+            held = []  # what waits for its device to come back serves nobody
         return await self._spread(entry, like.artifact, like.manifest, held)
 
     async def place_again(self, entry: VersionEntry, link: DeviceLink, lost: Replica) -> Replica:
@@ -188,6 +190,8 @@ class Placing:
             return Draining(f"device {', '.join(devices)} is drained")
         if len(devices) == 1:
             return ModelNotReady(f"device {devices[0]} is not up; retry")
+        if not self.drained.isdisjoint(devices):
+            return ModelNotReady(f"{'; '.join(map(self._why_closed, devices))}; retry")
         return ModelNotReady("no device is up; retry")
 
     async def _place(

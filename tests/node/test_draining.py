@@ -137,6 +137,53 @@ async def test_a_model_on_both_is_served_by_the_other(world: World) -> None:
         assert len(loads_on(world, "cpu:0")) == 2
 
 
+@pytest.mark.parametrize("back", ["the other device", "undrain"])
+async def test_a_model_whose_other_device_is_down_leaves_and_comes_back(
+    world: World, back: str
+) -> None:
+    world.add(manifest=BOTH)
+    async with two_devices(world, startup_models=("m",)) as node:
+        world.device.answers_start = False
+        lives_of(world, "cpu:1")[0].end("signal SIGKILL")
+        life = await world.device.wait_lives(3)
+        (start,) = await life.wait_for(frames.Start)
+        (fate,) = await node.drain_device(ADMIN, "cpu:0")
+        reason = (
+            "device cpu:0 is drained, and it can be nowhere else: device cpu:0 is drained; "
+            "device cpu:1 is not up; retry"
+        )
+        assert (fate.fate, fate.reason) == ("left", reason)
+        assert await world.state() == (ModelState.UNAVAILABLE, reason)
+        assert not node.is_model_ready(VOICE, "m", "")
+        with pytest.raises(Draining, match="device cpu:1 is not up"):
+            await node.infer(call())
+        if back == "undrain":
+            await node.undrain_device(ADMIN, "cpu:0")
+            assert await world.state() == (
+                ModelState.READY,
+                "1 of 2 replicas: device cpu:1 is not up",
+            )
+            await answered(node, lives_of(world, "cpu:0")[0])
+        world.device.answers_start = True
+        world.device.respond(life, start)
+        if back == "undrain":
+            await wait_whole(world)
+        else:
+            note = "1 of 2 replicas: device cpu:0 is drained"
+            async with asyncio.timeout(WAIT_S):
+                while await world.state() != (ModelState.READY, note):
+                    pass
+            await answered(node, life)
+
+
+async def test_the_reason_of_a_drain_is_gone_when_the_model_is_unloaded(world: World) -> None:
+    world.add(manifest="device = 'cpu:0'")
+    async with two_devices(world, startup_models=("m",)) as node:
+        await node.drain_device(ADMIN, "cpu:0")
+        await node.unload(ADMIN, "m")
+        assert await world.state() == (ModelState.UNAVAILABLE, "unloaded")
+
+
 async def test_a_drained_device_takes_no_models(world: World) -> None:
     world.add("pinned", manifest="device = 'cpu:1'")
     world.add()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpumuxd.errors import InvalidModel, ModelNotReady
 from gpumuxd.node.api import ModelState
 from gpumuxd.node.model_table import TRANSITIONS, VersionEntry
 from gpumuxd.node.node import Node
@@ -277,3 +278,51 @@ async def test_a_new_copy_replaces_all_replicas_and_an_unload_ends_all(world: Wo
         for life in lives:
             await life.wait_for(frames.UnloadModel, 2)
         assert await world.state() == (ModelState.UNAVAILABLE, "unloaded")
+
+
+async def test_a_replica_whose_device_was_not_up_is_placed_when_it_is(world: World) -> None:
+    world.add(manifest=BOTH)
+    async with two_devices(world) as node:
+        world.device.answers_start = False
+        lives_of(world, "cpu:1")[0].end("signal SIGKILL")
+        life = await world.device.wait_lives(3)
+        (start,) = await life.wait_for(frames.Start)
+        await node.load(ADMIN, "m")
+        note = "1 of 2 replicas: device cpu:1 is not up"
+        assert await world.state() == (ModelState.READY, note)
+        world.device.answers_start = True
+        world.device.respond(life, start)
+        await wait_whole(world)
+        assert len(loads_on(world, "cpu:1")) == 1
+
+
+async def test_a_load_that_failed_for_a_lost_device_is_no_news_when_it_is_back(
+    world: World,
+) -> None:
+    world.add()
+    async with world.started(startup_models=("m",)) as node:
+        world.device.answers_start = False
+        world.life.end("signal SIGKILL")
+        life = await world.device.wait_lives(2)
+        (start,) = await life.wait_for(frames.Start)
+        world.add(data=b"v2")
+        with pytest.raises(ModelNotReady, match="cpu:0 is not up"):
+            await node.load(ADMIN, "m")
+        world.device.answers_start = True
+        world.device.respond(life, start)
+        await wait_whole(world)
+
+
+async def test_what_can_not_be_loaded_is_told_also_after_a_loss(world: World) -> None:
+    world.add()
+    async with world.started(startup_models=("m",)) as node:
+        world.loader.answer = world.loader.refuse
+        world.add(data=b"v2")
+        with pytest.raises(InvalidModel, match=r"aten\.evil"):
+            await node.load(ADMIN, "m")
+        before = await world.state()
+        assert before[1].startswith("it serves as it was loaded before: ")
+        world.life.end("signal SIGKILL")
+        await world.device.wait_lives(2)
+        await wait_state(world, ModelState.READY)
+        assert await world.state() == before

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from gpumuxd.errors import GpumuxdError
+from gpumuxd.errors import DeviceLost, GpumuxdError
 from gpumuxd.node.api import DrainedModel, ModelState
 from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.loads import Loads
@@ -125,6 +125,8 @@ class DeviceDraining:
         label, version = entry.label, str(entry.version)
         try:
             made = await self._loads.fill_entry(entry)
+            if all(each.device in self._placing.drained for each in entry.alive):
+                raise DeviceLost("its other device was lost meanwhile")
         except GpumuxdError as error:
             reason = f"device {device} is drained, and it can be nowhere else: {error.message}"
             fate = DrainedModel(entry.name, version, "left", reason)

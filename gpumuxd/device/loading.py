@@ -90,6 +90,7 @@ class Loading:
         self._on_work = on_work
         self.own = OwnRuns(scheduler, executor, clock)
         self.launch_ns = settings.launch_cost_ns  # at least, while nobody has measured it
+        self.kept_bytes: Callable[[], int] = lambda: 0  # held beside the books, by sequences
         self._profiler = Profiler(self.own, scheduler)
         self._scheduler = scheduler
         self._executor = executor
@@ -292,7 +293,8 @@ class Loading:
         log("debug", "program_ready", key=frame.model, groups=program.group_count)
 
     def _check_memory(self, model: _Model) -> None:
-        reason = self._scheduler.why_no_room(len(model.weights), model.frame.tenant)
+        needed = len(model.weights) + self.kept_bytes()
+        reason = self._scheduler.why_no_room(needed, model.frame.tenant)
         if reason:
             arena_bytes = self._settings.arena_bytes
             whole = (self._settings.scheduler.memory_bytes_max + arena_bytes) / MIB

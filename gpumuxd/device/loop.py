@@ -87,6 +87,7 @@ class DeviceLoop:
         self._loading = Loading(scheduler, executor, mailbox.post, settings, clock, notes.load)
         self._recordings = Recordings(scheduler, settings, mailbox.post)
         self._sequences = Sequences(scheduler.why_no_room)
+        self._loading.kept_bytes = lambda: self._sequences.held_bytes
         self._requests: dict[int, Submit] = {}
         self._finished: list[Finished] = []  # of this turn, not yet told
         self._turns = 0

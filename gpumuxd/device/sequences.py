@@ -5,7 +5,8 @@ has completed, the two change places. So a step that was cancelled, late or fail
 as it was, and nothing is copied. It must not know the order of steps: the parent sends one of a
 sequence at a time, and drops the slot of one that goes on no more.
 
-Invariants: no more bytes are held than the books leave free (`why_no_room`); a set that a run under
+Invariants: a sequence that begins takes no more than half of what the books leave free, all others
+together, and no more than its tenant may take (`why_no_room`); a set that a run under
 way touches lives until that ends, because its binding refers to it, also when its slot is gone.
 """
 
@@ -57,8 +58,10 @@ class Sequences:
         size_bytes = 2 * sum(_bytes(tensor) for tensor in state.tensors)
         key = frame.model, state.slot
         assert key not in self._slots, f"slot {state.slot} is begun twice"
+        held_bytes = self.held_bytes + size_bytes
         reason = self._why_no_room(self._bytes_of[frame.tenant] + size_bytes, frame.tenant)
-        reason = reason or self._why_no_room(self.held_bytes + size_bytes, "")
+        # Twice: the books know weights and frames alone, and frames need what they leave free.
+        reason = reason or self._why_no_room(2 * held_bytes, "")
         if not reason:
             try:
                 self._slots[key] = _Slot(frame.tenant, state.tensors, size_bytes)

@@ -187,7 +187,8 @@ def test_states_vanish_with_their_model_and_a_late_step_is_a_fate(
     child.unload("sum/2")
     after = submit(child, slot, 2, model="sum/2")
     assert finish(child, after) in (OutcomeKind.MODEL_NOT_READY, OutcomeKind.DRAINING)
-    child.expect(ModelReleased)
+    if not any(isinstance(frame, ModelReleased) for frame in child.frames):
+        child.expect(ModelReleased)
     assert step(child, other, 2) == 3
     child.send(DropSequence("sum/1", other))
 
@@ -205,11 +206,11 @@ def begin(slot: int, tenant: str = "t", model: str = "m", elements: int = 1000) 
 
 def test_no_more_is_held_than_there_is_room_for() -> None:
     asked: list[tuple[int, str]] = []
-    limits = {"": 24_000, "poor": 8_000}
+    limits = {"": 48_000, "poor": 8_000}
 
     def why_no_room(size_bytes: int, tenant: str) -> str:
         asked.append((size_bytes, tenant))
-        return "it is full" if size_bytes > limits.get(tenant, 24_000) else ""
+        return "it is full" if size_bytes > limits.get(tenant, 48_000) else ""
 
     sequences = Sequences(why_no_room)
     assert sequences.begin(begin(1, "poor")) == ""  # two sets of 4000 bytes
@@ -224,7 +225,7 @@ def test_no_more_is_held_than_there_is_room_for() -> None:
     assert sequences.held_bytes == 8_000
     sequences.drop("n", 4)
     assert sequences.held_bytes == 0
-    assert asked[-1] == (24_000, "")
+    assert asked[-1] == (48_000, ""), "as much as they take is left for runs"
 
 
 def test_a_state_that_the_process_has_no_memory_for_is_refused() -> None:

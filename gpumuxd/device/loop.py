@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from gpumuxd.clock import Clock
 from gpumuxd.commands import Admit, Command, Finish, Launch, Release, Retire
 from gpumuxd.core.device_scheduler import DeviceScheduler
+from gpumuxd.device import process_memory
 from gpumuxd.device.loading import Loading
 from gpumuxd.device.mailbox import Mailbox, close_all
 from gpumuxd.device.recorder import Recordings
@@ -179,7 +180,9 @@ class DeviceLoop:
             case Ping(count=count):
                 self._mailbox.post(Pong(count, self._turns))
             case AskStatistics():
-                self._mailbox.post(statistics_frame(self._scheduler.statistics(), self._submits))
+                snapshot = self._scheduler.statistics()
+                resident_bytes = process_memory.resident_bytes()
+                self._mailbox.post(statistics_frame(snapshot, self._submits, resident_bytes))
             case AskExplanation():
                 self._explain(frame)
             case SetTenant():

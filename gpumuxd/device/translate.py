@@ -1,9 +1,10 @@
 """Frames to events, and snapshots to frames: one function each, no state."""
 
+import heapq
 from itertools import accumulate, pairwise
 
 from gpumuxd.core import explanation
-from gpumuxd.core.statistics import LAXITY_OF, DeviceStatistics
+from gpumuxd.core.statistics import LAXITY_OF, DeviceStatistics, TenantMemory
 from gpumuxd.device.measuring import INTERNAL_MARK
 from gpumuxd.events import RequestArrived, TenantChanged
 from gpumuxd.wire.frames import (
@@ -13,10 +14,14 @@ from gpumuxd.wire.frames import (
     SetTenant,
     Statistics,
     Submit,
+    TenantFigures,
 )
 
 MODELS_TOLD_MAX = 128
 """Models in one Statistics frame, so that it fits with the longest of names. The first loaded."""
+
+TENANTS_TOLD_MAX = 64
+"""In the same frame. Those that hold the most."""
 
 GROUPS_TOLD_MAX = SLICES_TOLD_MAX = 1024
 """In one Explanation. A model of a thousand groups is told whole, and the frame stays half empty
@@ -51,7 +56,9 @@ def tenant_changed(frame: SetTenant) -> TenantChanged:
     )
 
 
-def statistics_frame(snapshot: DeviceStatistics, submits: int = 0) -> Statistics:
+def statistics_frame(
+    snapshot: DeviceStatistics, submits: int = 0, resident_bytes: int = 0
+) -> Statistics:
     """What the parent is told after so many of its requests; programs that are only measured are
     nobody's models."""
     models = [model for model in snapshot.models if INTERNAL_MARK not in model.model]
@@ -73,7 +80,16 @@ def statistics_frame(snapshot: DeviceStatistics, submits: int = 0) -> Statistics
         best_effort_grants=snapshot.best_effort_grants,
         best_effort_granted_ns=snapshot.best_effort_granted_ns,
         models=tuple(
-            ModelFigures(m.model, m.queued, m.started, m.completed, m.failed)
+            ModelFigures(
+                m.model,
+                m.queued,
+                m.started,
+                m.completed,
+                m.failed,
+                m.weights_bytes,
+                m.frame_bytes_held,
+                m.frame_bytes_max,
+            )
             for m in models[:MODELS_TOLD_MAX]
         ),
         bound_origin=bound_origin,
@@ -82,7 +98,17 @@ def statistics_frame(snapshot: DeviceStatistics, submits: int = 0) -> Statistics
         laxity_model=snapshot.laxity_model,
         backlog_ns=snapshot.backlog_ns,
         submits=submits,
+        model_count=len(models),
+        tenants=tuple(
+            TenantFigures(t.tenant, t.weights_bytes, t.frame_bytes_held, t.bytes_max)
+            for t in heapq.nlargest(TENANTS_TOLD_MAX, snapshot.tenants, key=_held_bytes)
+        ),
+        resident_bytes=resident_bytes,
     )
+
+
+def _held_bytes(tenant: TenantMemory) -> int:
+    return tenant.weights_bytes + tenant.frame_bytes_held
 
 
 def explanation_frame(why: explanation.Explanation) -> Explanation:

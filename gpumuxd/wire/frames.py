@@ -279,14 +279,26 @@ class Pong(Frame, frozen=True):
     turns: Count
 
 
-class ModelFigures(msgspec.Struct, frozen=True):
-    """What a device child tells about one model."""
+class ModelFigures(msgspec.Struct, frozen=True, array_like=True):
+    """What a device child tells about one model. `frame_bytes_max` is the most one run held."""
 
     model: str
     queued: Count
     started: Count
     completed: Count
     failed: Count
+    weights_bytes: Count = 0
+    frame_bytes_held: Count = 0
+    frame_bytes_max: Count = 0
+
+
+class TenantFigures(msgspec.Struct, frozen=True, array_like=True):
+    """What the models that are one tenant's alone hold of a device, and may hold."""
+
+    tenant: str
+    weights_bytes: Count
+    frame_bytes_held: Count
+    bytes_max: Count | None
 
 
 class Statistics(Frame, frozen=True):
@@ -297,6 +309,8 @@ class Statistics(Frame, frozen=True):
     slices that went ahead of higher classes for `best_effort_share_min`. A model with a group
     longer than `laxity_ns`, which is that of `laxity_model`, keeps no bound. `backlog_ns` is what
     is predicted to be left, by class; it knows of the first `submits` requests that were sent.
+    Of `model_count` models the first are told, and of the tenants those that hold the most.
+    `resident_bytes` are those of the whole process, as the kernel counts.
     """
 
     queued: Count
@@ -321,6 +335,9 @@ class Statistics(Frame, frozen=True):
     laxity_model: str = ""
     backlog_ns: Sizes = ()
     submits: Count = 0
+    model_count: Count = 0
+    tenants: tuple[TenantFigures, ...] = ()
+    resident_bytes: Count = 0
 
 
 class RecordingEnded(Frame, frozen=True):

@@ -103,6 +103,7 @@ def statistics_frame(
             TenantFigures(t.tenant, t.weights_bytes, t.frame_bytes_held, t.bytes_max)
             for t in heapq.nlargest(TENANTS_TOLD_MAX, snapshot.tenants, key=_held_bytes)
         ),
+        frame_bytes_held=sum([each.frame_bytes_held for each in snapshot.models]),
         resident_bytes=resident_bytes,
     )
 

@@ -165,6 +165,10 @@ class DeviceLink:
     def requests_in_flight(self) -> int:
         return len(self._requests) + len(self._abandoned)
 
+    @property
+    def arena_bytes_used(self) -> int:
+        return self._arena.used_bytes
+
     async def wait_started(self) -> frames.Started:
         """Returns when the device is up. Raises DeviceLost when the child ended before."""
         return await asyncio.shield(self._started)

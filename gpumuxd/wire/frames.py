@@ -309,8 +309,8 @@ class Statistics(Frame, frozen=True):
     slices that went ahead of higher classes for `best_effort_share_min`. A model with a group
     longer than `laxity_ns`, which is that of `laxity_model`, keeps no bound. `backlog_ns` is what
     is predicted to be left, by class; it knows of the first `submits` requests that were sent.
-    Of `model_count` models the first are told, and of the tenants those that hold the most.
-    `resident_bytes` are those of the whole process, as the kernel counts.
+    Of `model_count` models the first are told, and of the tenants those that hold the most; all
+    frames together hold `frame_bytes_held` of `memory_bytes`. `resident_bytes` are those of the whole process, as the kernel counts.
     """
 
     queued: Count
@@ -337,6 +337,7 @@ class Statistics(Frame, frozen=True):
     submits: Count = 0
     model_count: Count = 0
     tenants: tuple[TenantFigures, ...] = ()
+    frame_bytes_held: Count = 0
     resident_bytes: Count = 0
 
 

@@ -72,7 +72,7 @@ def test_of_very_many_groups_the_first_are_told_and_all_are_counted() -> None:
 def test_figures_of_very_many_models_and_tenants_fit_a_frame() -> None:
     large = 2**62
     models = tuple(
-        ModelStatistics(f"{number:0>256}", *[large] * 4, (), "", *[large] * 3)
+        ModelStatistics(f"{number:0>256}", *[large] * 4, (), "", large, 2**40, large)
         for number in range(10 * MODELS_TOLD_MAX)
     )
     tenants = tuple(
@@ -92,7 +92,7 @@ def test_memory_is_told_of_each_model_and_tenant() -> None:
         *[0] * 13,
         models=(
             ModelStatistics("m/1#1", 1, 2, 3, 4, (), "t", 100, 20, 10),
-            ModelStatistics(f"{INTERNAL_MARK}m/1", 0, 0, 0, 0),
+            ModelStatistics(f"{INTERNAL_MARK}m/1", 0, 0, 0, 0, (), "", 0, 5, 5),
         ),
         tenants=(TenantMemory("t", 100, 20, None), TenantMemory("u", 0, 0, 500)),
     )
@@ -104,3 +104,4 @@ def test_memory_is_told_of_each_model_and_tenant() -> None:
         frames.TenantFigures("u", 0, 0, 500),
     )
     assert (told.model_count, told.submits, told.resident_bytes) == (1, 7, 1000)
+    assert told.frame_bytes_held == 25, "also those of models that are only measured"

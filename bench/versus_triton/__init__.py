@@ -1,0 +1,1 @@
+"""gpumuxd beside stock Triton: the same models, the same client, the same machine."""

@@ -22,8 +22,8 @@ def with_holders(
     entries: Iterable[VersionEntry],
     may_see: Callable[[Manifest], bool],
 ) -> OutOfDeviceMemory:
-    """The same error with the weights of the models on that device and the frames of their runs, the
-    largest first."""
+    """The same error with the weights of the models on that device and the frames of their runs,
+    the largest first."""
     named: list[_Holder] = []
     other = _Holder("other models")
     for entry in entries:

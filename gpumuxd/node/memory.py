@@ -1,7 +1,7 @@
 """Who holds the memory of each device: the books of the children, as far as one may know.
 
-A tenant sees the models that it may see anywhere, and of the tenants itself; what else there is on a
-device is its operator's to know. It must not know how memory is booked or limited.
+A tenant sees the models that it may see anywhere, and of the tenants itself; what else there is on
+a device is its operator's to know. It must not know how memory is booked or limited.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Who holds the memory of a device, as it is told: plain values, and nothing of where they are from."""
+"""Who holds the memory of a device, as it is told: plain values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class TenantMemory:
-    """What the models that are a tenant's alone hold. `bytes_max` is its own limit on a device, None
-    where it is the device's."""
+    """What the models that are a tenant's alone hold. `bytes_max` is its own limit on a device,
+    None where it is the device's."""
 
     name: str
     weights_bytes: int

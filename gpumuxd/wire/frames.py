@@ -310,7 +310,8 @@ class Statistics(Frame, frozen=True):
     longer than `laxity_ns`, which is that of `laxity_model`, keeps no bound. `backlog_ns` is what
     is predicted to be left, by class; it knows of the first `submits` requests that were sent.
     Of `model_count` models the first are told, and of the tenants those that hold the most; all
-    frames together hold `frame_bytes_held` of `memory_bytes`. `resident_bytes` are those of the whole process, as the kernel counts.
+    frames together hold `frame_bytes_held` of `memory_bytes`. `resident_bytes` are those of the
+    whole process, as the kernel counts.
     """
 
     queued: Count

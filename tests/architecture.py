@@ -101,6 +101,7 @@ WALL_CLOCK_OK: Mapping[str, str] = {
     "gpumuxd/device/log.py": "people read the time of a log line",
     "gpumuxd/device/recorder.py": "people read when a recording was made",
     "gpumuxd/models/files.py": "times of a file, compared with each other and with no clock",
+    "gpumuxd/node/version_counters.py": "people read when a model was last used",
     "gpumuxd/rpc/call.py": "gRPC's own, of three readings the one in the middle",
 }
 """Who may look at the wall clock, and why a jump of it changes no decision there."""

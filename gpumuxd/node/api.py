@@ -109,13 +109,63 @@ class InferCall:
 @dataclass(frozen=True, slots=True)
 class InferReply:
     """The result; `version` is the one that ran. `replays`: how often it was sent again, because
-    its device was lost."""
+    its device was lost. `rows` are its own; its tensors were copied in and out in such times."""
 
     model: str
     version: str
     outputs: Sequence[OutputTensor]
     report: RunReport
     replays: int = 0
+    rows: int = 1
+    copied_in_ns: int = 0
+    copied_out_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """How often something was done, and how long it took altogether."""
+
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """Runs of so many rows together."""
+
+    rows: int
+    copied_in: Duration
+    compute: Duration
+    copied_out: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """What became of the requests of one version since it was loaded.
+
+    ended_ms            when the last one was done, in ms since 1970; 0: none was
+    rows, runs          of requests that were done; those that ran together share a run
+    pending             requests that have not ended
+    success, failed     from arrival to the end; `failed` is all others, `cancelled` among them
+    queued .. copied_out   of requests that were done
+    weights_bytes       by the number of the device
+    """
+
+    name: str
+    version: str
+    ended_ms: int = 0
+    rows: int = 0
+    runs: int = 0
+    pending: int = 0
+    success: Duration = Duration()
+    failed: Duration = Duration()
+    cancelled: Duration = Duration()
+    queued: Duration = Duration()
+    copied_in: Duration = Duration()
+    compute: Duration = Duration()
+    copied_out: Duration = Duration()
+    batches: Sequence[BatchStatistics] = ()
+    weights_bytes: Sequence[tuple[int, int]] = ()
 
 
 class ModelState(enum.StrEnum):
@@ -407,6 +457,13 @@ class NodeApi(Protocol):
         """Of a version that is loaded, the newest if none is named. Dimensions that `sizes` does
         not name are as in the longest run that was measured. Raises UnknownModel, ModelNotReady or
         InvalidRequest."""
+        ...
+
+    def model_statistics(
+        self, tenant: Tenant, name: str, version: str
+    ) -> Sequence[ModelStatistics]:
+        """Of the loaded versions that the tenant may see: all, or of that model, or that version.
+        Raises UnknownModel where a name is given and nothing of it is loaded."""
         ...
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:

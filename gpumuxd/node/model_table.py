@@ -21,6 +21,7 @@ from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.loading import LoadedArtifact
 from gpumuxd.node.signal import Signal
 from gpumuxd.node.validation import CallChecker
+from gpumuxd.node.version_counters import VersionCounters
 from gpumuxd.wire.frames import ModelLoaded
 
 TRANSITIONS: dict[ModelState, frozenset[ModelState]] = {
@@ -102,6 +103,7 @@ class VersionEntry:
     note           while it is READY: why what is on the disk now does not serve in its place (yet)
     failed         what could not be loaded, and would not be if it were tried again
     quarantined    why it is not served, nor loaded again until an admin asks for it; "": it may
+    counters       of its requests, until it is unloaded
     """
 
     name: str
@@ -114,6 +116,7 @@ class VersionEntry:
     note: str = ""
     failed: ModelVersion | None = None
     quarantined: str = ""
+    counters: VersionCounters = field(default_factory=VersionCounters)
     on_change: Callable[[], None] = lambda: None
 
     def move(self, state: ModelState, reason: str = "") -> None:
@@ -121,6 +124,8 @@ class VersionEntry:
         assert state in TRANSITIONS[self.state], f"{self.name}: {self.state} to {state}"
         assert (state is ModelState.READY) <= bool(self.replicas), f"{self.name}: nothing serves"
         self.state = state
+        if state is ModelState.UNAVAILABLE:
+            self.counters = VersionCounters()
         self.is_drained = self.is_drained and state is not ModelState.READY
         self.reason = reason or _REASONS[state]
         self.on_change()

@@ -42,6 +42,7 @@ from gpumuxd.node.api import (
     InferCall,
     InferReply,
     ModelDetail,
+    ModelStatistics,
     ModelView,
     NodeView,
     RecordingEnd,
@@ -274,6 +275,11 @@ class Node:
             await self._registry.versions(tenant, name, version), tenant, sizes
         )
 
+    def model_statistics(
+        self, tenant: Tenant, name: str, version: str
+    ) -> Sequence[ModelStatistics]:
+        return self._registry.statistics.read(tenant, name, version)
+
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
         return await self._registry.index(tenant)
 
@@ -356,6 +362,9 @@ class Node:
         return self._link_of(device).record(bytes_max).parts(duration_ns)
 
     async def infer(self, call: InferCall) -> InferReply:
+        return await self._registry.statistics.count(call, self._infer(call))
+
+    async def _infer(self, call: InferCall) -> InferReply:
         self._check_admitting()
         input_bytes = sum([tensor.size_bytes for tensor in call.inputs])
         ticket = self._limits.admit(call.tenant, input_bytes)

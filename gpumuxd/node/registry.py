@@ -37,6 +37,7 @@ from gpumuxd.node.holders import with_holders
 from gpumuxd.node.journal import Journal
 from gpumuxd.node.loading import Loading
 from gpumuxd.node.loads import Loads
+from gpumuxd.node.model_statistics import Statistics
 from gpumuxd.node.model_table import (
     NOT_LOADED,
     ModelTable,
@@ -74,6 +75,7 @@ class Registry:
         self._clock = clock
         self.catalogue = Catalogue(repositories)
         self._table = ModelTable()
+        self.statistics = Statistics(self._table, clock)
         self._journal = journal
         placing = Placing(self._table, loading, tenants, links, placement, blame)
         self.loads = Loads(self.catalogue, self._table, placing, journal)

@@ -8,6 +8,7 @@ import asyncio
 
 import structlog
 
+from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import OutcomeKind
 from gpumuxd.errors import GpumuxdError, ModelFaulted, error_of, limit_facts
 from gpumuxd.node.api import InferCall, InferReply, OutputTensor, Tenant
@@ -41,14 +42,25 @@ async def wait_reply(
         if finished.outcome.kind is not OutcomeKind.COMPLETED:
             limit = _limit(finished.outcome.kind, replica.link.settings, call.tenant)
             raise error_of(finished.outcome, call.arrived_ns, limit)
+        began_ns = monotonic_ns()
         outputs = _copy_outputs(fit, finished, memory)
+        copied_out_ns = monotonic_ns() - began_ns
     except GpumuxdError as error:
         if isinstance(error, ModelFaulted):
             _log_fault(call, replica, frame.request_id, error)
         raise _told(error, call, replica) from None
     finally:
         memory.release()
-    return InferReply(call.model, replica.version, outputs, finished.report, replays)
+    return InferReply(
+        call.model,
+        replica.version,
+        outputs,
+        finished.report,
+        replays,
+        rows=frame.rows,
+        copied_in_ns=memory.copied_in_ns,
+        copied_out_ns=copied_out_ns,
+    )
 
 
 async def _finished(

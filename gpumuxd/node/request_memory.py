@@ -6,6 +6,7 @@ All or nothing on the way in, once on the way out. Who may call `release` and wh
 
 from collections.abc import Callable, Sequence
 
+from gpumuxd.clock import monotonic_ns
 from gpumuxd.errors import InvalidRequest, QueueFull, limit_facts
 from gpumuxd.node.limits import Ticket
 from gpumuxd.node.validation import CheckedCall, CheckedTensor
@@ -54,9 +55,11 @@ class RequestMemory:
         ticket.hold()
         self.inputs, behind = _blocks(inputs, self._offset)
         self.outputs, _ = _blocks(outputs, behind)
+        began_ns = monotonic_ns()
         for block, data in zip(self.inputs, call.data, strict=True):
             begin = block.offset - self._offset
             self._view[begin : begin + block.size_bytes] = data
+        self.copied_in_ns = monotonic_ns() - began_ns
 
     def read(self, block: Block) -> bytes:
         """A copy of an output."""

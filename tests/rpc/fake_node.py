@@ -19,14 +19,17 @@ from gpumuxd.errors import (
 )
 from gpumuxd.models.spec import ITEM_BYTES, ModelSpec, Symbol, TensorSpec
 from gpumuxd.node.api import (
+    BatchStatistics,
     DeviceView,
     DrainedModel,
+    Duration,
     ExplanationView,
     IndexEntry,
     InferCall,
     InferReply,
     ModelDetail,
     ModelState,
+    ModelStatistics,
     ModelView,
     NodeView,
     OutputTensor,
@@ -44,6 +47,23 @@ WHY = {why.name: why for why in (SEGMENTS_WHY, FIXED_WHY)}
 DETAILS = {detail.name: detail for detail in (SEGMENTS, FIXED)}
 REPORT = RunReport(
     queue_ns=11, compute_ns=22, preemptions=3, preemption_wait_ns=44, predicted_ns=55
+)
+STATISTICS = ModelStatistics(
+    name="identity_fp32",
+    version="1",
+    ended_ms=1_700_000_000_123,
+    rows=9,
+    runs=4,
+    pending=1,
+    success=Duration(5, 500),
+    failed=Duration(3, 300),
+    cancelled=Duration(1, 100),
+    queued=Duration(5, 51),
+    copied_in=Duration(5, 52),
+    compute=Duration(5, 53),
+    copied_out=Duration(5, 54),
+    batches=(BatchStatistics(2, Duration(4, 41), Duration(4, 42), Duration(4, 43)),),
+    weights_bytes=((0, 1024),),
 )
 ADMIN = Tenant("default", priority_max=PriorityClass.REALTIME, is_admin=True)
 CAMERA = Tenant("camera", priority_max=PriorityClass.STANDARD)
@@ -109,6 +129,13 @@ class FakeNode:
         if name not in WHY:
             raise UnknownModel(f"no model {name!r}")
         return WHY[name]
+
+    def model_statistics(
+        self, tenant: Tenant, name: str, version: str
+    ) -> Sequence[ModelStatistics]:
+        if name not in ("", STATISTICS.name) or version not in ("", "1"):
+            raise UnknownModel(f"model {name!r} is not loaded, so it has no statistics")
+        return [STATISTICS]
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
         return [

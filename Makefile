@@ -16,7 +16,8 @@ BENCH_FLAGS ?= --quick
 PY := .venv/bin/python
 STAMP := .venv/.installed
 TRANSLATED := build/.translated
-BENCHES := $(filter-out $(addprefix bench/,__init__.py harness.py probe.py),$(wildcard bench/*.py)) \
+# versus_triton is run by itself: it fetches another server.
+BENCHES := $(filter-out $(addprefix bench/,__init__.py harness.py probe.py versus_triton.py),$(wildcard bench/*.py)) \
   $(patsubst %/__main__.py,%.py,$(wildcard bench/*/__main__.py))
 
 .PHONY: setup demo check test sim fuzz bench

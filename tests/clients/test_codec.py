@@ -7,9 +7,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from gpumuxd_client import codec, errors
+from gpumuxd_client import SequenceStep, calls, codec, errors
 from gpumuxd_client.generated import inference_pb2 as pb
 from numpy.typing import NDArray
+
+CHOICE = "parameter_choice"
 
 
 def encode(array: NDArray[Any], **options: Any) -> pb.ModelInferRequest:
@@ -85,6 +87,33 @@ def test_parameters_are_sent_only_when_they_say_something() -> None:
         "r",
         "2",
     )
+
+
+@pytest.mark.parametrize(
+    ("step", "sent"),
+    [
+        (SequenceStep(7), {"sequence_id": 7}),
+        (SequenceStep("a", is_start=True), {"sequence_id": "a", "sequence_start": True}),
+        (SequenceStep(-1, is_end=True), {"sequence_id": -1, "sequence_end": True}),
+    ],
+)
+def test_a_step_of_a_sequence_says_of_which(step: SequenceStep, sent: dict[str, Any]) -> None:
+    parameters = encode(np.zeros(1), sequence=step).parameters
+    found = {key: getattr(each, each.WhichOneof(CHOICE)) for key, each in parameters.items()}
+    assert found == sent
+
+
+def test_a_sequence_has_a_name() -> None:
+    for name in (0, ""):
+        with pytest.raises(ValueError, match="sequence_id: a number or a text expected"):
+            SequenceStep(name)
+
+
+def test_a_step_is_sent_once_and_other_inferences_may_be_sent_again() -> None:
+    options: dict[str, Any] = {"version": "", "priority": 0, "deadline": None, "timeout": None}
+    options |= {"outputs": None, "request_id": ""}
+    assert calls.infer("m", {}, **options).is_idempotent
+    assert not calls.infer("m", {}, **options, sequence=SequenceStep(1)).is_idempotent
 
 
 def test_a_timeout_below_a_microsecond_is_not_none() -> None:

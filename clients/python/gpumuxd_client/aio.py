@@ -58,11 +58,12 @@ class AsyncClient:
         outputs: Sequence[str] | None = None,
         request_id: str = "",
     ) -> types.InferResult:
+        sequence: types.SequenceStep | None = None,
         """Run one inference.
 
         `priority` 1 is the most urgent, 0 the tenant's default. `timeout` in seconds is a
         deadline that only the node keeps: its answer then says why it came too late. `outputs`
-        names the wanted ones, None all.
+        names the wanted ones, None all. A step of a `sequence` is never sent twice.
         """
         call = calls.infer(
             model,
@@ -74,6 +75,7 @@ class AsyncClient:
             outputs=outputs,
             request_id=request_id,
         )
+            sequence=sequence,
         return await self._run(call, deadline)
 
     async def server_live(self, *, deadline: float | None = None) -> bool:

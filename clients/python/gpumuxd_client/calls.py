@@ -120,12 +120,14 @@ def infer(
     outputs: Sequence[str] | None,
     request_id: str,
 ) -> Call[types.InferResult]:
+    sequence: types.SequenceStep | None = None,
     check_seconds("deadline", deadline)
     if deadline is not None:
         # gRPC rounds a deadline up to three digits before it sends it, 30.01 s to 30.1 s, and
         # below a millisecond to one. The node is told in microseconds as well.
         timeout = deadline if timeout is None else min(deadline, timeout)
-    # An inference keeps nothing on the node, so sending it twice costs time and no more.
+    # An inference keeps nothing on the node, so sending it twice costs time and no more; a step of
+    # a sequence does.
     request = codec.encode_infer(
         model,
         inputs,
@@ -135,6 +137,10 @@ def infer(
         outputs=outputs,
         request_id=request_id,
     )
+        sequence=sequence,
+    )
+    return Call(
+        f"{_INFERENCE}ModelInfer", request, codec.decode_infer, is_idempotent=sequence is None
     return Call(f"{_INFERENCE}ModelInfer", request, codec.decode_infer)
 
 

@@ -77,6 +77,7 @@ def encode_infer(
     timeout: float | None,
     outputs: Sequence[str] | None,
     request_id: str,
+    sequence: types.SequenceStep | None = None,
 ) -> bytes:
     """A ModelInfer request."""
     if priority < 0:
@@ -87,6 +88,8 @@ def encode_infer(
         request.parameters["priority"].uint64_param = priority
     if timeout is not None:
         request.parameters["timeout"].int64_param = max(1, round(timeout * 1_000_000))
+    if sequence is not None:
+        _add_step(request, sequence)
     for name, value in inputs.items():
         array = np.asarray(value)
         datatype = datatype_of(array.dtype)
@@ -97,6 +100,18 @@ def encode_infer(
     for name in outputs or ():
         request.outputs.add(name=name)
     return request.SerializeToString()
+
+
+def _add_step(request: pb.ModelInferRequest, step: types.SequenceStep) -> None:
+    name = step.sequence_id
+    if isinstance(name, str):
+        request.parameters["sequence_id"].string_param = name
+    else:
+        request.parameters["sequence_id"].int64_param = name
+    if step.is_start:
+        request.parameters["sequence_start"].bool_param = True
+    if step.is_end:
+        request.parameters["sequence_end"].bool_param = True
 
 
 def decode_infer(data: bytes) -> types.InferResult:

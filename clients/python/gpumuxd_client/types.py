@@ -29,6 +29,20 @@ class RunReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """Which sequence a request is a step of. The model keeps its state on the node between them."""
+
+    sequence_id: int | str
+    is_start: bool = False
+    is_end: bool = False
+
+    def __post_init__(self) -> None:
+        """To the node these are requests of no sequence, which would keep nothing."""
+        if self.sequence_id in (0, ""):
+            raise ValueError(f"sequence_id: a number or a text expected, got {self.sequence_id!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class InferResult(Mapping[str, NDArray[Any]]):
     """The outputs by name, and what happened. The arrays are read-only views of the answer."""
 

@@ -25,7 +25,7 @@ from gpumuxd_client.errors import GpumuxdError, Unreachable
 from rich.console import Console
 
 from gpumuxd import __version__
-from gpumuxd.ctl import explain_page, model_page, record, tables
+from gpumuxd.ctl import explain_page, memory_page, model_page, record, tables
 from gpumuxd.ctl.inputs import UsageError, read_input, read_sizes
 
 EXIT_OK = 0
@@ -155,6 +155,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.set_defaults(command=_explain, show=explain_page.show_explanation)
 
+    memory = commands.add_parser(
+        "memory",
+        help="who holds the memory of each device: models, tenants, frames",
+        epilog=_EPILOG,
+        parents=[shared],
+    )
+    memory.set_defaults(command=_memory, show=memory_page.show_memory)
+
     load = commands.add_parser(
         "load", help="load a model; returns when it serves", parents=[shared]
     )
@@ -179,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--device", default="", help="such as cpu:1; default: the whole node")
         one.set_defaults(command=command, show=tables.show_drained)
 
-    for one in (parser, status, models, load, unload):  # of the others it is the model's
+    for one in (parser, status, models, memory, load, unload):  # of the others it is the model's
         one.add_argument("--version", action="version", version=f"gpumuxctl {__version__}")
     _add_infer(commands.add_parser("infer", help="run one inference", parents=[shared]))
     record.add_options(
@@ -264,6 +272,10 @@ def _model(client: Client, options: argparse.Namespace) -> Any:
 def _explain(client: Client, options: argparse.Namespace) -> Any:
     sizes = read_sizes(options.size)
     return asdict(client.explain(options.model, version=options.version, sizes=sizes))
+
+
+def _memory(client: Client, options: argparse.Namespace) -> Any:
+    return [asdict(device) for device in client.memory()]
 
 
 def _load(client: Client, options: argparse.Namespace) -> Any:

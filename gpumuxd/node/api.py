@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gpumuxd.domain import PriorityClass, RunReport
 from gpumuxd.models.spec import ModelSpec
+from gpumuxd.node.memory_view import DeviceMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +465,10 @@ class NodeApi(Protocol):
     ) -> Sequence[ModelStatistics]:
         """Of the loaded versions that the tenant may see: all, or of that model, or that version.
         Raises UnknownModel where a name is given and nothing of it is loaded."""
+        ...
+
+    async def memory(self, tenant: Tenant) -> Sequence[DeviceMemory]:
+        """Who holds the memory of each device that is up, as far as the tenant may know."""
         ...
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:

@@ -57,6 +57,7 @@ from gpumuxd.node.journal import Journal
 from gpumuxd.node.limits import Limits
 from gpumuxd.node.loader_starter import LoaderStarter, SpawnLoader
 from gpumuxd.node.loading import Loading
+from gpumuxd.node.memory_view import DeviceMemory
 from gpumuxd.node.model_page import model_detail
 from gpumuxd.node.polling import Polling
 from gpumuxd.node.readiness import status_reason
@@ -279,6 +280,9 @@ class Node:
         self, tenant: Tenant, name: str, version: str
     ) -> Sequence[ModelStatistics]:
         return self._registry.statistics.read(tenant, name, version)
+
+    async def memory(self, tenant: Tenant) -> Sequence[DeviceMemory]:
+        return await self._registry.memory(tenant, self._links())
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
         return await self._registry.index(tenant)

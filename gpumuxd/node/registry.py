@@ -37,6 +37,8 @@ from gpumuxd.node.holders import with_holders
 from gpumuxd.node.journal import Journal
 from gpumuxd.node.loading import Loading
 from gpumuxd.node.loads import Loads
+from gpumuxd.node.memory import memory_of
+from gpumuxd.node.memory_view import DeviceMemory
 from gpumuxd.node.model_statistics import Statistics
 from gpumuxd.node.model_table import (
     NOT_LOADED,
@@ -102,6 +104,12 @@ class Registry:
     ) -> OutOfDeviceMemory:
         """The same error, with who holds the memory of that device, as far as a tenant may know."""
         return with_holders(error, device, self._table, lambda other: may_see(other, tenant))
+
+    async def memory(
+        self, tenant: Tenant, links: Mapping[str, DeviceLink | None]
+    ) -> Sequence[DeviceMemory]:
+        """Who holds the memory of these devices, as far as a tenant may know."""
+        return await memory_of(tenant, links, self._table)
 
     def is_coming(self, name: str, version: str) -> bool:
         """Does nothing serve this model now, while something is about to?"""

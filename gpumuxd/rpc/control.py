@@ -31,6 +31,7 @@ class ControlService:
             "UnloadModel": for_tenants(pb.UnloadModelRequest, self._unload),
             "Drain": for_tenants(pb.DrainRequest, self._drain),
             "Undrain": for_tenants(pb.DrainRequest, self._undrain),
+            "Memory": for_tenants(pb.MemoryRequest, self._memory),
         }
 
     async def _node_status(
@@ -78,6 +79,11 @@ class ControlService:
 
     async def _undrain(self, request: pb.DrainRequest, caller: Caller) -> pb.DrainResponse:
         return _drained(await self._node.undrain_device(caller.tenant, request.device))
+
+    async def _memory(self, request: pb.MemoryRequest, caller: Caller) -> pb.MemoryResponse:
+        devices = await self._node.memory(caller.tenant)
+        # Absent in the message is None in the view, and all names are the same.
+        return pb.MemoryResponse(devices=[pb.DeviceMemory(**asdict(each)) for each in devices])
 
     async def _model_detail(
         self, request: pb.ModelDetailRequest, caller: Caller

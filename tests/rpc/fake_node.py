@@ -37,6 +37,7 @@ from gpumuxd.node.api import (
     Tenant,
     UnloadedReplica,
 )
+from gpumuxd.node.memory_view import DeviceMemory, DeviceTotals, ModelMemory, TenantMemory
 from gpumuxd.units import MIB
 from tests.rpc.details import FIXED, FIXED_WHY, SEGMENTS, SEGMENTS_WHY
 
@@ -64,6 +65,19 @@ STATISTICS = ModelStatistics(
     copied_out=Duration(5, 54),
     batches=(BatchStatistics(2, Duration(4, 41), Duration(4, 42), Duration(4, 43)),),
     weights_bytes=((0, 1024),),
+)
+MEMORY_TOTALS = DeviceTotals(
+    bytes_max=100 * MIB,
+    arena_bytes=16 * MIB,
+    arena_bytes_used=3 * MIB,
+    weights_bytes=50 * MIB,
+    frame_bytes_held=4 * MIB,
+    frames_held=2,
+    frames_max=8,
+    resident_bytes=200 * MIB,
+    workspace_bytes=146 * MIB,
+    models_untold=7,
+    untold_bytes=47 * MIB,
 )
 ADMIN = Tenant("default", priority_max=PriorityClass.REALTIME, is_admin=True)
 CAMERA = Tenant("camera", priority_max=PriorityClass.STANDARD)
@@ -186,6 +200,14 @@ class FakeNode:
             raise UnknownModel(f"model {name!r} is not loaded")
         self.loaded.remove(name)
         return [UnloadedReplica("1", "cpu:0", 12 * MIB, 200 * MIB, 187 * MIB)]
+
+    async def memory(self, tenant: Tenant) -> Sequence[DeviceMemory]:
+        model = ModelMemory("echo", "1", "camera", 5 * MIB, 2 * MIB, MIB)
+        own = TenantMemory("camera", 5 * MIB, 2 * MIB, None)
+        if not tenant.is_admin:
+            return (DeviceMemory("cpu:0", (model,), (own,)),)
+        other = TenantMemory("index", 0, 0, 0)
+        return (DeviceMemory("cpu:0", (model,), (own, other), MEMORY_TOTALS), DeviceMemory("cpu:1"))
 
     async def drain_device(self, tenant: Tenant, device: str) -> Sequence[DrainedModel]:
         if not tenant.is_admin:

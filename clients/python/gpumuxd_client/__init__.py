@@ -10,6 +10,7 @@
 from gpumuxd_client import errors
 from gpumuxd_client.aio import AsyncClient
 from gpumuxd_client.client import Client
+from gpumuxd_client.memory import DeviceMemory, DeviceTotals, ModelMemory, TenantMemory
 from gpumuxd_client.tls import Tls
 from gpumuxd_client.types import (
     BoundDetail,
@@ -29,8 +30,8 @@ from gpumuxd_client.types import (
     PolicyDetail,
     RecordingEnd,
     RunReport,
-    ServerMetadata,
     SequenceStep,
+    ServerMetadata,
     SizedTensor,
     SliceDetail,
     TensorDetail,
@@ -45,7 +46,9 @@ __all__ = [
     "BoundDetail",
     "BucketDetail",
     "Client",
+    "DeviceMemory",
     "DeviceStatus",
+    "DeviceTotals",
     "DimensionDetail",
     "DrainedModel",
     "Explanation",
@@ -55,16 +58,18 @@ __all__ = [
     "LoadedDetail",
     "ModelConfig",
     "ModelDetail",
+    "ModelMemory",
     "ModelMetadata",
     "NodeStatus",
     "PolicyDetail",
     "RecordingEnd",
     "RunReport",
+    "SequenceStep",
     "ServerMetadata",
     "SizedTensor",
     "SliceDetail",
+    "TenantMemory",
     "TensorDetail",
-    "SequenceStep",
     "TensorMetadata",
     "Tls",
     "UnloadedReplica",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gpumuxd_client import calls, types
 from gpumuxd_client.errors import Cancelled, error_of
+from gpumuxd_client.memory import DeviceMemory
 from gpumuxd_client.tls import Tls, credentials_of, options_of
 
 ResultT = TypeVar("ResultT")
@@ -57,8 +58,8 @@ class AsyncClient:
         timeout: float | None = None,  # noqa: ASYNC109 - the node keeps it, not this coroutine
         outputs: Sequence[str] | None = None,
         request_id: str = "",
-    ) -> types.InferResult:
         sequence: types.SequenceStep | None = None,
+    ) -> types.InferResult:
         """Run one inference.
 
         `priority` 1 is the most urgent, 0 the tenant's default. `timeout` in seconds is a
@@ -74,8 +75,8 @@ class AsyncClient:
             timeout=timeout,
             outputs=outputs,
             request_id=request_id,
-        )
             sequence=sequence,
+        )
         return await self._run(call, deadline)
 
     async def server_live(self, *, deadline: float | None = None) -> bool:
@@ -144,6 +145,10 @@ class AsyncClient:
     async def node_status(self, *, deadline: float | None = None) -> types.NodeStatus:
         """The node and its devices. For admins."""
         return await self._run(calls.node_status(), deadline)
+
+    async def memory(self, *, deadline: float | None = None) -> tuple[DeviceMemory, ...]:
+        """Who holds the memory of each device that is up, as far as this tenant may know."""
+        return await self._run(calls.memory(), deadline)
 
     async def model_detail(
         self, model: str, *, version: str | int = "", deadline: float | None = None

@@ -17,6 +17,7 @@ from gpumuxd_client.codec import check_seconds
 from gpumuxd_client.errors import GpumuxdError
 from gpumuxd_client.generated import control_pb2 as control
 from gpumuxd_client.generated import inference_pb2 as pb
+from gpumuxd_client.memory import DeviceMemory, decode_memory
 
 ResultT = TypeVar("ResultT")
 
@@ -119,8 +120,8 @@ def infer(
     timeout: float | None,
     outputs: Sequence[str] | None,
     request_id: str,
-) -> Call[types.InferResult]:
     sequence: types.SequenceStep | None = None,
+) -> Call[types.InferResult]:
     check_seconds("deadline", deadline)
     if deadline is not None:
         # gRPC rounds a deadline up to three digits before it sends it, 30.01 s to 30.1 s, and
@@ -136,12 +137,11 @@ def infer(
         timeout=timeout,
         outputs=outputs,
         request_id=request_id,
-    )
         sequence=sequence,
     )
     return Call(
         f"{_INFERENCE}ModelInfer", request, codec.decode_infer, is_idempotent=sequence is None
-    return Call(f"{_INFERENCE}ModelInfer", request, codec.decode_infer)
+    )
 
 
 def server_live() -> Call[bool]:
@@ -207,6 +207,10 @@ def undrain(device: str) -> Call[tuple[types.DrainedModel, ...]]:
 def node_status() -> Call[types.NodeStatus]:
     request = control.NodeStatusRequest().SerializeToString()
     return Call(f"{_CONTROL}NodeStatus", request, codec.decode_node_status)
+
+
+def memory() -> Call[tuple[DeviceMemory, ...]]:
+    return Call(f"{_CONTROL}Memory", control.MemoryRequest().SerializeToString(), decode_memory)
 
 
 def model_detail(model: str, version: str | int) -> Call[types.ModelDetail]:

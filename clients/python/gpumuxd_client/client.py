@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpumuxd_client import calls, types
 from gpumuxd_client.errors import error_of
+from gpumuxd_client.memory import DeviceMemory
 from gpumuxd_client.tls import Tls, credentials_of, options_of
 
 ResultT = TypeVar("ResultT")
@@ -55,8 +56,8 @@ class Client:
         timeout: float | None = None,
         outputs: Sequence[str] | None = None,
         request_id: str = "",
-    ) -> types.InferResult:
         sequence: types.SequenceStep | None = None,
+    ) -> types.InferResult:
         """Run one inference.
 
         `priority` 1 is the most urgent, 0 the tenant's default. `timeout` in seconds is a
@@ -72,8 +73,8 @@ class Client:
             timeout=timeout,
             outputs=outputs,
             request_id=request_id,
-        )
             sequence=sequence,
+        )
         return self._run(call, deadline)
 
     def server_live(self, *, deadline: float | None = None) -> bool:
@@ -142,6 +143,10 @@ class Client:
     def node_status(self, *, deadline: float | None = None) -> types.NodeStatus:
         """The node and its devices. For admins."""
         return self._run(calls.node_status(), deadline)
+
+    def memory(self, *, deadline: float | None = None) -> tuple[DeviceMemory, ...]:
+        """Who holds the memory of each device that is up, as far as this tenant may know."""
+        return self._run(calls.memory(), deadline)
 
     def model_detail(
         self, model: str, *, version: str | int = "", deadline: float | None = None

@@ -378,3 +378,79 @@ class DrainedModel(_message.Message):
     fate: str
     reason: str
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., fate: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class MemoryRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MemoryResponse(_message.Message):
+    __slots__ = ("devices",)
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceMemory]
+    def __init__(self, devices: _Optional[_Iterable[_Union[DeviceMemory, _Mapping]]] = ...) -> None: ...
+
+class DeviceMemory(_message.Message):
+    __slots__ = ("name", "models", "tenants", "totals")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    models: _containers.RepeatedCompositeFieldContainer[ModelMemory]
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantMemory]
+    totals: DeviceTotals
+    def __init__(self, name: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelMemory, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantMemory, _Mapping]]] = ..., totals: _Optional[_Union[DeviceTotals, _Mapping]] = ...) -> None: ...
+
+class ModelMemory(_message.Message):
+    __slots__ = ("name", "version", "tenant", "weights_bytes", "frame_bytes_held", "frame_bytes_max")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FRAME_BYTES_HELD_FIELD_NUMBER: _ClassVar[int]
+    FRAME_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    tenant: str
+    weights_bytes: int
+    frame_bytes_held: int
+    frame_bytes_max: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., tenant: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., frame_bytes_held: _Optional[int] = ..., frame_bytes_max: _Optional[int] = ...) -> None: ...
+
+class TenantMemory(_message.Message):
+    __slots__ = ("name", "weights_bytes", "frame_bytes_held", "bytes_max")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FRAME_BYTES_HELD_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    weights_bytes: int
+    frame_bytes_held: int
+    bytes_max: int
+    def __init__(self, name: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., frame_bytes_held: _Optional[int] = ..., bytes_max: _Optional[int] = ...) -> None: ...
+
+class DeviceTotals(_message.Message):
+    __slots__ = ("bytes_max", "arena_bytes", "arena_bytes_used", "weights_bytes", "frame_bytes_held", "frames_held", "frames_max", "resident_bytes", "workspace_bytes", "models_untold", "untold_bytes")
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FRAME_BYTES_HELD_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_HELD_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_MAX_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_UNTOLD_FIELD_NUMBER: _ClassVar[int]
+    UNTOLD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    bytes_max: int
+    arena_bytes: int
+    arena_bytes_used: int
+    weights_bytes: int
+    frame_bytes_held: int
+    frames_held: int
+    frames_max: int
+    resident_bytes: int
+    workspace_bytes: int
+    models_untold: int
+    untold_bytes: int
+    def __init__(self, bytes_max: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena_bytes_used: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., frame_bytes_held: _Optional[int] = ..., frames_held: _Optional[int] = ..., frames_max: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., models_untold: _Optional[int] = ..., untold_bytes: _Optional[int] = ...) -> None: ...

@@ -195,6 +195,7 @@ async def _stop(
     is_drained = await _drain(node, signals, drain_ns_max)
     if not is_drained:
         await node.cut()
+    await front_door.hear_out(REPLY_GRACE_S)
     await front_door.stop(REPLY_GRACE_S)  # behind it, nobody waits any more
     cut = {f"{tenant}: {model}": count for (tenant, model), count in node.requests_cut.items()}
     if not is_drained:

@@ -96,6 +96,7 @@ class CallsInProgress:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
+        self.begun = 0
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -105,6 +106,7 @@ class CallsInProgress:
         task = asyncio.current_task()
         assert task is not None, "calls run in tasks"
         self._tasks.add(task)
+        self.begun += 1
         return task
 
     def end(self, task: asyncio.Task[object]) -> None:

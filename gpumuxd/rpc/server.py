@@ -8,6 +8,7 @@ the claims on the addresses are given back. Starting is all or nothing.
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,9 @@ _PENDING_CALLS_MAX = 2**31 - 1
 """Calls that came and were not taken yet. gRPC drops some at random above 1000, with a bare
 CANCELLED; we take all at once and refuse what is too much with a reason. Such a call has no
 message in memory but what HTTP/2's flow control lets in."""
+
+QUIET_S = 0.05
+"""Whoever was told that nothing new is taken asks again much later than this."""
 
 _logger = structlog.stdlib.get_logger(__name__)
 
@@ -165,6 +169,17 @@ class FrontDoor:
             await self.stop(0)
             raise
         _logger.info("listening", addresses=self._addresses)
+
+    async def hear_out(self, limit_s: float) -> None:
+        """Go on until nothing comes any more. Who has sent something before it heard of the end is
+        refused with a reason, where gRPC would end the call with a bare CANCELLED."""
+        self._health.set_serving(False)
+        begun = -1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self._calls.begun != begun:
+                    begun = self._calls.begun
+                    await asyncio.sleep(QUIET_S)
 
     async def stop(self, grace_s: float) -> None:
         """Take nothing new, let calls finish for up to `grace_s`, then abort them. Idempotent."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from gpumuxd.errors import InvalidRequest, Unsupported
 from gpumuxd.models.spec import ITEM_BYTES
-from gpumuxd.node.api import InferCall, InferReply, InputTensor, Tenant
+from gpumuxd.node.api import InferCall, InferReply, InputTensor, SequenceStep, Tenant
 from gpumuxd.rpc.generated import inference_pb2 as pb
 from gpumuxd.units import NS_PER_S, NS_PER_US
 
@@ -57,7 +57,6 @@ _CONTENTS_FIELD: dict[str, tuple[str, str]] = {
     "FP32": ("fp32_contents", "f"),
     "FP64": ("fp64_contents", "d"),
 }
-_SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 _SHARED_MEMORY = "shared_memory_"
 
 
@@ -72,7 +71,7 @@ def decode_infer(
     `remaining_s` is what is left of the gRPC deadline, relative to `arrived_ns`.
     """
     _check_counts(request)
-    priority, timeout_ns = _decode_parameters(request.parameters)
+    priority, timeout_ns, sequence = _decode_parameters(request.parameters)
     outputs_wanted = tuple(_decode_requested(output) for output in request.outputs)
     _check_unique("output", outputs_wanted)
     inputs = _decode_inputs(request)
@@ -86,6 +85,7 @@ def decode_infer(
         arrived_ns=arrived_ns,
         inputs=inputs,
         outputs_wanted=outputs_wanted,
+        sequence=sequence,
     )
 
 
@@ -119,32 +119,54 @@ def _deadline_ns(arrived_ns: int, timeout_ns: int, remaining_s: float | None) ->
     return arrived_ns + earliest if earliest <= DEADLINE_NS_MAX else None
 
 
-def _decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> tuple[int, int]:
-    """Wire priority and timeout in nanoseconds; both 0 when not given. Custom keys are ignored."""
+def _decode_parameters(
+    parameters: Mapping[str, pb.InferParameter],
+) -> tuple[int, int, SequenceStep | None]:
+    """Wire priority and timeout in nanoseconds, both 0 when not given, and of which sequence it is
+    a step. Custom keys are ignored."""
     priority = timeout_us = 0
+    sequence_id: int | str = 0
+    flags = {"sequence_start": False, "sequence_end": False}
     for key in parameters:
         value = parameters[key]
         if key == "priority":
             priority = _count("priority", value, "1 is the most urgent, 0 the tenant's default")
         elif key == "timeout":
             timeout_us = _count("timeout", value, "microseconds, 0 for none")
-        elif key in _SEQUENCE_PARAMETERS:
-            if _value(value):
-                raise Unsupported(f"parameter {key!r}: sequences are not supported")
+        elif key == "sequence_id":
+            sequence_id = _sequence_id(value)
+        elif key in flags:
+            flags[key] = _flag(key, value)
         elif key.startswith(_SHARED_MEMORY):
             raise Unsupported(f"parameter {key!r}: shared memory is not supported")
         elif key == "triton_enable_empty_final_response":
             pass  # the C++ client adds it to every request; it only concerns streams
         elif key.startswith("triton_"):
             raise InvalidRequest(f"parameter {key!r}: names beginning with 'triton_' are reserved")
-    return priority, timeout_us * NS_PER_US
+    is_start, is_end = flags.values()
+    sequence = SequenceStep(sequence_id, is_start, is_end) if sequence_id else None
+    if sequence is None and (is_start or is_end):
+        raise InvalidRequest("sequence_start or sequence_end: expected a sequence_id beside it")
+    return priority, timeout_us * NS_PER_US, sequence
 
 
-def _value(parameter: pb.InferParameter) -> bool | int | str | float | None:
+def _sequence_id(parameter: pb.InferParameter) -> int | str:
+    """A number and a text are different ids; 0 and "" are none."""
     choice = parameter.WhichOneof("parameter_choice")
-    if choice is None:
-        return None
-    value: bool | int | str | float = getattr(parameter, choice)
+    if choice not in ("int64_param", "uint64_param", "string_param"):
+        raise InvalidRequest(
+            "parameter 'sequence_id': expected int64_param, uint64_param or string_param, got "
+            f"{choice or 'nothing'}"
+        )
+    value: int | str = getattr(parameter, choice)
+    return value
+
+
+def _flag(key: str, parameter: pb.InferParameter) -> bool:
+    choice = parameter.WhichOneof("parameter_choice")
+    if choice != "bool_param":
+        raise InvalidRequest(f"parameter {key!r}: expected bool_param, got {choice or 'nothing'}")
+    value: bool = parameter.bool_param
     return value
 
 

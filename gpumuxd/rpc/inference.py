@@ -20,6 +20,7 @@ EXTENSIONS = (
     "model_repository",
     "parameters",
     "schedule_policy",
+    "sequence",
 )
 """Only what works: clients act on these names."""
 

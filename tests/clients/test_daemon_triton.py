@@ -140,7 +140,7 @@ def test_load_unload_and_the_index_agree(client: Any) -> None:
         ("tiny", [tensor(X)], {"priority": -1}, "INVALID_ARGUMENT", ""),
         ("tiny", [tensor(X)], {"timeout": -1}, "INVALID_ARGUMENT", "timeout"),
         ("tiny", [tensor(X)], {"timeout": 1}, "DEADLINE_EXCEEDED", ""),
-        ("tiny", [tensor(X)], {"sequence_id": 5}, "UNIMPLEMENTED", "sequence"),
+        ("tiny", [tensor(X)], {"sequence_id": 5}, "INVALID_ARGUMENT", "[sequence]"),
         (
             "tiny",
             [tensor(X)],

@@ -81,7 +81,6 @@ async def test_errors_have_a_status_and_a_text(front: Front) -> None:
         for arguments, options, status, text in [
             (("nobody", [tensor(X)]), {}, "NOT_FOUND", "'nobody'"),
             (("identity_int8", [tensor(X)]), {}, "INVALID_ARGUMENT", "INT8, got FP32"),
-            (("identity_fp32", [tensor(X)]), {"sequence_id": 3}, "UNIMPLEMENTED", "sequence"),
         ]:
             with pytest.raises(InferenceServerException, match=text) as refused:
                 await client.infer(*arguments, **options)

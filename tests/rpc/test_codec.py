@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpumuxd.domain import RunReport
 from gpumuxd.errors import GpumuxdError, InvalidRequest, Unsupported
 from gpumuxd.models.spec import ITEM_BYTES
-from gpumuxd.node.api import InferCall, InferReply, OutputTensor
+from gpumuxd.node.api import InferCall, InferReply, OutputTensor, SequenceStep
 from gpumuxd.rpc import codec
 from gpumuxd.rpc.generated import inference_pb2 as pb
 from tests.rpc.fake_node import ADMIN
@@ -200,9 +200,6 @@ def test_numbers_of_another_type_are_refused(key: str, value: pb.InferParameter,
     ("key", "value", "error"),
     [
         ("triton_something", parameter(bool_param=True), InvalidRequest),
-        ("sequence_id", parameter(int64_param=7), Unsupported),
-        ("sequence_id", parameter(string_param="a"), Unsupported),
-        ("sequence_start", parameter(bool_param=True), Unsupported),
         ("shared_memory_region", parameter(string_param="r"), Unsupported),
     ],
 )
@@ -222,6 +219,54 @@ def test_parameters_that_ask_for_nothing_are_ignored() -> None:
     )
     call = decode(request)
     assert (call.priority, call.deadline_ns) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "step"),
+    [
+        ({"sequence_id": parameter(int64_param=7)}, SequenceStep(7)),
+        ({"sequence_id": parameter(uint64_param=2**64 - 1)}, SequenceStep(2**64 - 1)),
+        ({"sequence_id": parameter(string_param="7")}, SequenceStep("7")),
+        (
+            {
+                "sequence_start": parameter(bool_param=True),
+                "sequence_id": parameter(int64_param=-1),
+                "sequence_end": parameter(bool_param=False),
+            },
+            SequenceStep(-1, is_start=True),
+        ),
+        (
+            {"sequence_id": parameter(int64_param=7), "sequence_end": parameter(bool_param=True)},
+            SequenceStep(7, is_end=True),
+        ),
+        ({"sequence_id": parameter(string_param="")}, None),
+        ({}, None),
+    ],
+)
+def test_a_step_of_a_sequence(
+    given: dict[str, pb.InferParameter], step: SequenceStep | None
+) -> None:
+    assert decode(with_parameters(**given)).sequence == step
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sequence_id": parameter(bool_param=True)}, "or string_param, got bool_param"),
+        ({"sequence_id": parameter()}, "or string_param, got nothing"),
+        ({"sequence_start": parameter(bool_param=True)}, "expected a sequence_id beside it"),
+        ({"sequence_end": parameter(bool_param=True)}, "expected a sequence_id beside it"),
+        (
+            {"sequence_id": parameter(int64_param=7), "sequence_end": parameter(int64_param=1)},
+            "'sequence_end': expected bool_param, got int64_param",
+        ),
+    ],
+)
+def test_a_step_that_does_not_say_of_what(
+    given: dict[str, pb.InferParameter], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        decode(with_parameters(**given))
 
 
 @pytest.mark.parametrize("where", ["input", "output"])

@@ -229,7 +229,7 @@ async def test_only_what_works_is_advertised(channel: grpc.aio.Channel) -> None:
     metadata = await ask(channel, f"{SERVICE}/ServerMetadata", b"", pb.ServerMetadataResponse)
     assert metadata.name == "gpumuxd"
     assert set(metadata.extensions).isdisjoint(
-        {"statistics", "sequence", "classification", "system_shared_memory", "trace", "logging"}
+        {"statistics", "classification", "system_shared_memory", "trace", "logging"}
     )
 
 

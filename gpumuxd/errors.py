@@ -4,6 +4,8 @@
     +-- InvalidRequest          INVALID_ARGUMENT
     |   +-- SequenceUnknown     INVALID_ARGUMENT
     +-- UnknownModel            NOT_FOUND
+    +-- UnknownRegion           NOT_FOUND        of shared memory
+    +-- RegionExists            ALREADY_EXISTS
     +-- ModelNotReady           UNAVAILABLE
     +-- Unauthenticated         UNAUTHENTICATED
     +-- PermissionDenied        PERMISSION_DENIED
@@ -94,6 +96,18 @@ class UnknownModel(GpumuxdError):
     """No such model or version for this tenant."""
 
     status = "NOT_FOUND"
+
+
+class UnknownRegion(GpumuxdError):
+    """No such region of shared memory for this tenant, or no object that it could be made of."""
+
+    status = "NOT_FOUND"
+
+
+class RegionExists(GpumuxdError):
+    """The tenant has a region of this name."""
+
+    status = "ALREADY_EXISTS"
 
 
 class ModelNotReady(GpumuxdError):

@@ -51,6 +51,17 @@ class RegionRef:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionView:
+    """A region of shared memory as it was registered: `size_bytes` bytes at `offset` of the object
+    `key`."""
+
+    name: str
+    key: str
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceStep:
     """Which sequence a request is a step of; numbers and texts are different names."""
 
@@ -72,6 +83,8 @@ class InputTensor:
 
     @property
     def size_bytes(self) -> int:
+        if self.region is not None:
+            return self.region.size_bytes
         return len(self.data) if isinstance(self.data, bytes) else self.data.nbytes
 
 
@@ -433,8 +446,36 @@ class NodeView:
     reason: str = ""
 
 
+class SharedMemoryApi(Protocol):
+    """Regions of shared memory, by tenant and name. All raises Unsupported where it is off."""
+
+    @property
+    def is_allowed(self) -> bool:
+        """Is it on."""
+        ...
+
+    async def register(
+        self, tenant: Tenant, name: str, key: str, offset: int, size_bytes: int
+    ) -> None:
+        """Raises RegionExists, UnknownRegion, InvalidRequest, QuotaExceeded or QueueFull."""
+        ...
+
+    def unregister(self, tenant: Tenant, name: str) -> None:
+        """One region, or all of the tenant if none is named. One that is not there is no error."""
+        ...
+
+    def regions(self, tenant: Tenant, name: str) -> Sequence[RegionView]:
+        """All, or that one. Raises UnknownRegion."""
+        ...
+
+
 class NodeApi(Protocol):
     """All that `rpc/` may call. Every method takes the tenant and checks what it may see."""
+
+    @property
+    def shared_memory(self) -> SharedMemoryApi:
+        """Regions that tenants registered."""
+        ...
 
     def is_ready(self) -> bool:
         """True when every device is up and every startup model serves."""

@@ -2,10 +2,10 @@
 
     limits -> model -> validation -> priority -> deadline -> memory -> submit -> reply
 
-Everything up to `submit` happens without an `await`, but for saying why a model does not serve: a
-request is either refused whole or in the device's hands, and a model that served when it was looked
-up still serves when the request gets there. It must not know protobuf or gRPC, and never sees a
-weight.
+Everything up to `submit` happens without an `await`, but for saying why a model does not serve, and
+for reading shared memory, after which the model is looked at again. So a request is either refused
+whole or in the device's hands, and a model that served when it was looked up still serves when the
+request gets there. It must not know protobuf or gRPC, and never sees a weight.
 
 Invariant: a request that was submitted ends in exactly one reply or one error, and its memory is
 released exactly once (`device_link.py` says when).
@@ -66,6 +66,7 @@ from gpumuxd.node.registry import Registry
 from gpumuxd.node.replay import Requests
 from gpumuxd.node.sequences import Sequences
 from gpumuxd.node.settings import NodeSettings, RepositoryMode
+from gpumuxd.node.shared_memory import SharedMemory
 from gpumuxd.node.standby import Standby
 from gpumuxd.node.startup import Startup
 from gpumuxd.node.supervisor import DeviceSupervisor
@@ -106,6 +107,7 @@ class Node:
         self._started_ns = clock()
         self._idle = asyncio.Event()
         self._limits = Limits(self.tenants, self._idle.set)
+        self.shared_memory = SharedMemory(settings.shared_memory, self.tenants)
         self._blame = Blame()
         self._is_draining = False
         self._is_cut = False
@@ -189,6 +191,7 @@ class Node:
         """Take over what can change while it serves: tenants, and times that are the parent's. All
         else that differs waits for the next start."""
         changed = self.tenants.change(settings.tenants)
+        self.shared_memory.keep([tenant.name for tenant in self.tenants.tenants])
         for device in self._devices.values():
             device.set_tenants(changed)
         self._loading.set_read_limit(settings.loader.read_ns_max)
@@ -236,6 +239,7 @@ class Node:
         self._requests.end()
         self._tell_readiness()
         self._sequences.close()
+        self.shared_memory.keep(())
         await self._startup.close()
         self._standby.close()
         await asyncio.gather(*(device.stop() for device in self._devices.values()))
@@ -370,6 +374,10 @@ class Node:
 
     async def _infer(self, call: InferCall) -> InferReply:
         self._check_admitting()
+        with self.shared_memory.holding(call) as held:
+            return await self._infer_held(held)
+
+    async def _infer_held(self, call: InferCall) -> InferReply:
         input_bytes = sum([tensor.size_bytes for tensor in call.inputs])
         ticket = self._limits.admit(call.tenant, input_bytes)
         try:

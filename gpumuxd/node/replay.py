@@ -3,7 +3,8 @@
 Who did no wrong when a device ended is sent again at once, to whichever replica of the same version
 serves, or as soon as one does. Suspects of that end (`blame.py`) are too, but one at a time on a
 device. What is sent is the call itself, which is kept until its reply: the memory on the old device
-was released when that ended. It must not know how a device ends or how a model comes back.
+was released when that ended. Inputs in shared memory are read again: they are the client's to keep
+until then. It must not know how a device ends or how a model comes back.
 
 Invariants: a request has one id and one ticket over all its lives, and at most one memory that
 is not abandoned; it waits for nothing but a signal, no longer than its deadline and
@@ -99,6 +100,8 @@ class Requests:
 
     async def _send(self, request: _Request, replica: Replica) -> InferReply:
         fit, frame, memory = self._prepare(request, replica)
+        if memory.is_unread:
+            await self._read_regions(request, replica, memory)
         try:
             return await wait_reply(request.call, replica, fit, frame, memory, request.replays)
         except OutOfDeviceMemory as error:
@@ -132,6 +135,21 @@ class Requests:
             sequence=_state_of(request, fit),
         )
         return fit, frame, memory
+
+    async def _read_regions(
+        self, request: _Request, replica: Replica, memory: RequestMemory
+    ) -> None:
+        """Read the inputs that lie in shared memory. Its model may be unloaded meanwhile."""
+        try:
+            await memory.read_regions()
+            if not self._registry.is_in_force(request.call.model, replica):
+                raise Draining(
+                    f"model {request.call.model!r} version {replica.version} went while the inputs "
+                    "of the request were read; retry"
+                )
+        except BaseException:
+            memory.release()
+            raise
 
     # The next lives
 

@@ -11,10 +11,11 @@ import structlog
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import OutcomeKind
 from gpumuxd.errors import GpumuxdError, ModelFaulted, error_of, limit_facts
-from gpumuxd.node.api import InferCall, InferReply, OutputTensor, Tenant
+from gpumuxd.node.api import InferCall, InferReply, OutputTensor, RegionRef, Tenant
 from gpumuxd.node.device_link import DeviceLink, RequestOverdue
 from gpumuxd.node.model_table import Replica
 from gpumuxd.node.request_memory import RequestMemory
+from gpumuxd.node.shared_memory import Copy, copy_out, place_of
 from gpumuxd.node.validation import Fit
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.wire import frames
@@ -43,7 +44,7 @@ async def wait_reply(
             limit = _limit(finished.outcome.kind, replica.link.settings, call.tenant)
             raise error_of(finished.outcome, call.arrived_ns, limit)
         began_ns = monotonic_ns()
-        outputs = _copy_outputs(fit, finished, memory)
+        outputs = await _copy_outputs(call, fit, finished, memory)
         copied_out_ns = monotonic_ns() - began_ns
     except GpumuxdError as error:
         if isinstance(error, ModelFaulted):
@@ -113,8 +114,8 @@ def _log_fault(call: InferCall, replica: Replica, request_id: int, error: ModelF
     )
 
 
-def _copy_outputs(
-    fit: Fit, finished: frames.Finished, memory: RequestMemory
+async def _copy_outputs(
+    call: InferCall, fit: Fit, finished: frames.Finished, memory: RequestMemory
 ) -> tuple[OutputTensor, ...]:
     """The outputs that were asked for. The child is believed about shapes, never about places."""
     if len(finished.outputs) != len(fit.outputs):
@@ -122,6 +123,7 @@ def _copy_outputs(
             f"expected {len(fit.outputs)} outputs from the device, got {len(finished.outputs)}"
         )
     outputs = []
+    copies: list[Copy] = []
     for position in fit.wanted:
         expected, came = fit.outputs[position], finished.outputs[position]
         if came.shape != expected.shape or came.datatype != expected.spec.datatype:
@@ -129,6 +131,14 @@ def _copy_outputs(
                 f"output {expected.spec.name!r}: expected {expected.spec.datatype} "
                 f"{list(expected.shape)} from the device, got {came.datatype} {list(came.shape)}"
             )
-        data = memory.read(memory.outputs[position])
-        outputs.append(OutputTensor(expected.spec.name, came.datatype, came.shape, data))
+        name, block = expected.spec.name, memory.outputs[position]
+        region = call.output_regions.get(name)
+        if region is None:
+            outputs.append(OutputTensor(name, came.datatype, came.shape, memory.read(block)))
+            continue
+        view = memory.view(block)
+        copies.append(Copy(f"output {name!r}", came.datatype, place_of(region), view))
+        written = RegionRef(region.region, region.offset, block.size_bytes)
+        outputs.append(OutputTensor(name, came.datatype, came.shape, b"", written))
+    await copy_out(copies)
     return tuple(outputs)

@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.errors import InvalidRequest, QueueFull, limit_facts
+from gpumuxd.node.api import RegionRef
 from gpumuxd.node.limits import Ticket
+from gpumuxd.node.shared_memory import Copy, copy_in, place_of
 from gpumuxd.node.validation import CheckedCall, CheckedTensor
 from gpumuxd.wire.arena import Arena, ArenaFull, aligned
 from gpumuxd.wire.frames import Block
 
 
 class RequestMemory:
-    """Blocks for the inputs (copied in here, once) and the outputs of a request.
+    """Blocks for the inputs (copied in here, once) and the outputs of a request. Inputs that lie in
+    shared memory are copied by `read_regions`.
 
     They lie side by side in one range of the arena: the allocator is asked once for a request and
     not once for each tensor.
@@ -56,15 +59,36 @@ class RequestMemory:
         self.inputs, behind = _blocks(inputs, self._offset)
         self.outputs, _ = _blocks(outputs, behind)
         began_ns = monotonic_ns()
-        for block, data in zip(self.inputs, call.data, strict=True):
-            begin = block.offset - self._offset
-            self._view[begin : begin + block.size_bytes] = data
+        self._unread: list[Copy] = []
+        for tensor, block, data in zip(inputs, self.inputs, call.data, strict=True):
+            view = self.view(block)
+            if isinstance(data, RegionRef):
+                label = f"input {tensor.spec.name!r}"
+                self._unread.append(Copy(label, block.datatype, place_of(data), view))
+            else:
+                view[:] = data
         self.copied_in_ns = monotonic_ns() - began_ns
+
+    @property
+    def is_unread(self) -> bool:
+        """Are there inputs that were not copied in yet."""
+        return bool(self._unread)
+
+    async def read_regions(self) -> None:
+        """Copy in what lies in shared memory. Raises InvalidRequest."""
+        began_ns = monotonic_ns()
+        await copy_in(self._unread)
+        self._unread.clear()
+        self.copied_in_ns += monotonic_ns() - began_ns
+
+    def view(self, block: Block) -> memoryview:
+        """A tensor where it lies. Good until `release`."""
+        begin = block.offset - self._offset
+        return self._view[begin : begin + block.size_bytes]
 
     def read(self, block: Block) -> bytes:
         """A copy of an output."""
-        begin = block.offset - self._offset
-        return bytes(self._view[begin : begin + block.size_bytes])
+        return bytes(self.view(block))
 
     def release(self) -> None:
         """Give everything back. Idempotent."""

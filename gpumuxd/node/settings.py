@@ -117,6 +117,27 @@ class TenantSettings:
     sequences_max: int = 1024
     """Sequences at one time, each with its state on a device."""
 
+    shared_memory_uids: tuple[int, ...] | None = None
+    """Users whose shared memory objects it may name; None: those of `SharedMemorySettings`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemorySettings:
+    """What clients may register as shared memory."""
+
+    is_allowed: bool = False
+    """Off, because a tenant then has the daemon open objects with the daemon's rights."""
+
+    uids: tuple[int, ...] | None = None
+    """Users whose objects any tenant may name; None: the one that the daemon runs as."""
+
+    regions_max: int = 256
+    """Open regions of one tenant, each with a file. perf_analyzer with 64 in flight takes 128."""
+
+    region_bytes_max: int = 4 * GIB
+    """Bytes of all open regions of one tenant: so much memory lives as long as the daemon has it
+    open, whatever its owner does."""
+
 
 ALL_MODELS = "*"
 """As the one startup model: every model that is in the repositories at the start."""
@@ -153,3 +174,4 @@ class NodeSettings:
     restart: RestartSettings = field(default_factory=RestartSettings)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
     loader: LoaderSettings = field(default_factory=LoaderSettings)
+    shared_memory: SharedMemorySettings = field(default_factory=SharedMemorySettings)

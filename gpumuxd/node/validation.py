@@ -23,7 +23,7 @@ from gpumuxd.models.spec import (
     format_shape,
     tensor_bytes,
 )
-from gpumuxd.node.api import InferCall, InputTensor, Tenant
+from gpumuxd.node.api import InferCall, InputTensor, RegionRef, Tenant
 from gpumuxd.node.spec_check import TENSOR_BYTES_MAX
 from gpumuxd.wire.frames import StateTensor
 
@@ -68,10 +68,11 @@ class Fit:
 
 
 class CheckedCall(NamedTuple):
-    """A call that can run: its form, and the bytes of its inputs in the order of the spec."""
+    """A call that can run: its form, and the bytes of its inputs in the order of the spec, or where
+    in shared memory they lie."""
 
     fit: Fit
-    data: tuple[bytes | memoryview, ...]
+    data: tuple[bytes | memoryview | RegionRef, ...]
 
 
 class CallChecker:
@@ -108,6 +109,8 @@ class CallChecker:
             if len(self._fits) >= FITS_KEPT_MAX:
                 self._fits.clear()
             self._fits[form] = fit
+        if call.output_regions:
+            _check_output_regions(fit, call.output_regions)
         data = []
         for tensor, place in zip(fit.inputs, fit.places, strict=True):
             data.append(_checked_bytes(tensor, call.inputs[place]))
@@ -263,17 +266,43 @@ def _sized(tensor: TensorSpec, shape: tuple[int, ...]) -> CheckedTensor:
     return CheckedTensor(tensor, shape, tensor_bytes(tensor.datatype, shape))
 
 
-def _checked_bytes(expected: CheckedTensor, given: InputTensor) -> bytes | memoryview:
-    """The bytes of an input whose shape fits."""
+def _checked_bytes(expected: CheckedTensor, given: InputTensor) -> bytes | memoryview | RegionRef:
+    """The bytes of an input whose shape fits; those in shared memory are looked at when they have
+    been read."""
     if given.size_bytes != expected.size_bytes:
         raise InvalidRequest(
             f"input {expected.spec.name!r}: expected {expected.size_bytes} bytes for "
             f"{expected.spec.datatype} {list(expected.shape)}, got {given.size_bytes}"
         )
-    if expected.spec.datatype == "BOOL" and bytes(given.data).translate(None, b"\x00\x01"):
-        # A bool tensor over any other byte is undefined behaviour in the kernels that read it.
-        raise InvalidRequest(f"input {expected.spec.name!r}: expected BOOL bytes of 0 or 1")
+    if given.region is not None:
+        return given.region
+    if expected.spec.datatype == "BOOL":
+        check_bools(f"input {expected.spec.name!r}", given.data)
     return given.data
+
+
+def check_bools(label: str, data: bytes | memoryview) -> None:
+    """Raises InvalidRequest for any byte but 0 and 1: a bool tensor over it is undefined behaviour
+    in the kernels that read it."""
+    if bytes(data).translate(None, b"\x00\x01"):
+        raise InvalidRequest(f"{label}: expected BOOL bytes of 0 or 1")
+
+
+def _check_output_regions(fit: Fit, regions: Mapping[str, RegionRef]) -> None:
+    """Each is for an output that is wanted, and has room for it."""
+    wanted = {fit.outputs[place].spec.name: fit.outputs[place] for place in fit.wanted}
+    for name, region in regions.items():
+        if name not in wanted:
+            raise InvalidRequest(
+                f"output {elide(name)} is to go to shared memory and is not asked for; "
+                f"asked for are {list(wanted)}"
+            )
+        if wanted[name].size_bytes > region.size_bytes:
+            raise InvalidRequest(
+                f"output {name!r}: its {wanted[name].spec.datatype} {list(wanted[name].shape)} "
+                f"takes {wanted[name].size_bytes} bytes, there is room for {region.size_bytes} in "
+                f"region {elide(region.region)}"
+            )
 
 
 def _wanted(spec: ModelSpec, names: Sequence[str]) -> tuple[int, ...]:

@@ -34,10 +34,14 @@ from gpumuxd.node.api import (
     NodeView,
     OutputTensor,
     RecordingEnd,
+    SharedMemoryApi,
     Tenant,
     UnloadedReplica,
 )
 from gpumuxd.node.memory_view import DeviceMemory, DeviceTotals, ModelMemory, TenantMemory
+from gpumuxd.node.settings import SharedMemorySettings
+from gpumuxd.node.shared_memory import SharedMemory
+from gpumuxd.node.tenants import TenantDirectory
 from gpumuxd.units import MIB
 from tests.rpc.details import FIXED, FIXED_WHY, SEGMENTS, SEGMENTS_WHY
 
@@ -108,6 +112,11 @@ class FakeNode:
     details: dict[str, ModelDetail] = field(default_factory=dict)
     explained: list[tuple[Tenant, str, str, dict[str, int]]] = field(default_factory=list)
     recording: Sequence[bytes] = (b"one", b"two")
+    shared_memory: SharedMemoryApi = field(
+        default_factory=lambda: SharedMemory(
+            SharedMemorySettings(is_allowed=True), TenantDirectory(())
+        )
+    )
 
     def is_ready(self) -> bool:
         return self.ready

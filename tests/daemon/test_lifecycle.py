@@ -9,11 +9,13 @@ import shutil
 import signal
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from gpumuxd_client import AsyncClient
 from gpumuxd_client.errors import GpumuxdError
 from gpumuxd_client.types import InferResult
+from grpc_health.v1 import health_pb2
 
 from tests.daemon.harness import LIMIT_S, Daemon, Site
 
@@ -40,6 +42,19 @@ async def tick(nobody: asyncio.Event) -> None:
         await asyncio.wait_for(nobody.wait(), POLL_S)
 
 
+async def is_healthy(channel: grpc.aio.Channel) -> bool:
+    """As grpc.health.v1 says, which asks for no name of a model."""
+    check: grpc.aio.UnaryUnaryMultiCallable[
+        health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
+    ] = channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        health_pb2.HealthCheckRequest.SerializeToString,
+        health_pb2.HealthCheckResponse.FromString,
+    )
+    answer = await check(health_pb2.HealthCheckRequest())
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
 def losses(daemon: Daemon) -> int:
     return daemon.log.count('"device_lost"')
 
@@ -50,18 +65,28 @@ async def test_readiness_is_true_at_every_moment_of_a_device_that_dies_and_comes
     with Daemon.running(site) as daemon:
         daemon.wait_notified("READY=1")
         nobody = asyncio.Event()
-        async with AsyncClient(site.target, retries=0) as client, asyncio.timeout(LIMIT_S):
+        async with (
+            AsyncClient(site.target, retries=0) as client,
+            grpc.aio.insecure_channel(site.target) as health,
+            asyncio.timeout(LIMIT_S),
+        ):
             assert await client.server_ready()
+            assert await is_healthy(health)
             (device,) = (await client.node_status()).devices
             os.kill(device.pid, signal.SIGKILL)
             was_ready = [True]
+            healthy: set[bool] = set()
             polls: list[tuple[bool, int]] = []
             asked: list[tuple[bool, int, asyncio.Task[object]]] = []
             # Until it was seen to be away and back, and ten polls more.
             while False not in was_ready or len(was_ready) < 10 or not all(was_ready[-10:]):
                 was_lost = losses(daemon)
                 # One after the other: the node is ready after its models are.
+                was_healthy = await is_healthy(health)
                 is_ready = await client.server_ready()
+                if was_healthy == await is_healthy(health):
+                    assert is_ready == was_healthy, "it was not away and back in between"
+                    healthy.add(was_healthy)
                 is_model_ready = await client.model_ready("tiny")
                 polls.append((is_model_ready or not is_ready, was_lost))
                 # Nobody waits for the answer here: who is sent while the device is away may get
@@ -77,6 +102,7 @@ async def test_readiness_is_true_at_every_moment_of_a_device_that_dies_and_comes
             # The loss came in between, where the node was ready without its model.
             assert all(agree or losses(daemon) > was_lost for agree, was_lost in polls)
             assert losses(daemon) == 1
+            assert healthy == {True, False}
 
 
 async def test_models_that_come_and_go_under_many_hands_answer_right_or_say_why(

@@ -1,15 +1,22 @@
 """Who holds the memory of a device, as an error tells it."""
 
+import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpumuxd.domain import Outcome, OutcomeKind
 from gpumuxd.errors import OutOfDeviceMemory
 from gpumuxd.models.manifest import Manifest
+from gpumuxd.node.api import Tenant
 from gpumuxd.node.holders import with_holders
 from gpumuxd.units import MIB
+from gpumuxd.wire import frames
 from gpumuxd.wire.frames import ModelFigures
+from tests.node.fakes import WAIT_S, FakeLife, call, load_well
+from tests.node.world import ADMIN, INDEX, TENANTS, VOICE, World
 
 SEEN, HIDDEN = Manifest(), Manifest(tenants=("other",))
 
@@ -65,3 +72,77 @@ def test_the_largest_first_and_nobody_is_named_whom_one_may_not_know(
     error = OutOfDeviceMemory("full", {"model": "x"}, 5)
     after = with_holders(error, "cpu:0", entries, lambda manifest: manifest is SEEN)
     assert (after.message, after.facts, after.retry_delay_ns) == (told, {"model": "x"}, 5)
+
+
+NAMED = {
+    "open": "",
+    "own": "tenants = ['voice']",
+    "shared": "tenants = ['voice', 'index']",
+    "foreign": "tenants = ['index']",
+}
+
+
+def holders_in(message: str) -> set[str]:
+    """Who is named as holding something."""
+    named = {name: f"{name}/1 " for name in NAMED} | {"other models": "other models "}
+    return {name for name, text in named.items() if text in message}
+
+
+@pytest.mark.parametrize(
+    ("tenant", "told"),
+    [
+        (VOICE, {"open", "own", "shared", "other models"}),
+        (INDEX, {"open", "shared", "foreign", "other models"}),
+        (ADMIN, set(NAMED)),
+    ],
+)
+async def test_a_request_that_does_not_fit_names_whom_its_tenant_may_know(
+    tmp_path: Path, tenant: Tenant, told: set[str]
+) -> None:
+    world = World(tmp_path)
+    for name, manifest in NAMED.items():
+        world.add(name, manifest=manifest)
+    async with (
+        asyncio.timeout(WAIT_S),
+        world.started(tenants=TENANTS, startup_models=tuple(NAMED)) as node,
+    ):
+        task = asyncio.ensure_future(node.infer(call(model="open", tenant=tenant)))
+        (submit,) = await world.life.wait_for(frames.Submit)
+        full = Outcome(OutcomeKind.OUT_OF_DEVICE_MEMORY, "a frame needs 9 MiB")
+        world.life.finish(submit.request_id, outcome=full)
+        with pytest.raises(OutOfDeviceMemory, match="9 MiB; weights on cpu:0: ") as refused:
+            await task
+        assert holders_in(refused.value.message) == told
+
+
+@pytest.mark.parametrize(
+    ("manifest", "told"),
+    [
+        ("tenants = ['voice']", {"open", "own", "shared", "other models"}),
+        ("tenants = ['voice', 'index']", {"open", "shared", "other models"}),
+        ("", {"open", "other models"}),
+    ],
+)
+async def test_a_load_that_does_not_fit_names_whom_everyone_who_may_see_it_may_know(
+    tmp_path: Path, manifest: str, told: set[str]
+) -> None:
+    """Its reason stands in the index, for whoever may see the model; also if an admin loads it."""
+
+    def load(life: FakeLife, frame: frames.LoadModel) -> None:
+        if frame.model.startswith("large"):
+            life.send(frames.ModelFailed(frame.model, "no room", is_out_of_memory=True))
+        else:
+            load_well(life, frame)
+
+    world = World(tmp_path)
+    world.device.on_load = load
+    for name, each in (*NAMED.items(), ("large", manifest)):
+        world.add(name, manifest=each)
+    async with (
+        asyncio.timeout(WAIT_S),
+        world.started(tenants=TENANTS, startup_models=tuple(NAMED)) as node,
+    ):
+        with pytest.raises(OutOfDeviceMemory, match="no room; weights on cpu:0: ") as refused:
+            await node.load(ADMIN, "large")
+        assert holders_in(refused.value.message) == told
+        assert holders_in((await world.state("large"))[1]) == told

@@ -178,3 +178,13 @@ class DeviceSettings:
     """Where measured profiles are kept between runs; empty: nowhere."""
 
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLevels:
+    """Which lines a daemon writes: each level has a switch, `verbose` above 0 is that of debug."""
+
+    verbose: int = 0
+    info: bool = True
+    warning: bool = True
+    error: bool = True

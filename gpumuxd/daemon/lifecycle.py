@@ -19,6 +19,7 @@ import structlog
 
 from gpumuxd.daemon.config import Config
 from gpumuxd.daemon.lock import state_lock
+from gpumuxd.daemon.logging import switches
 from gpumuxd.daemon.notify import Notifier
 from gpumuxd.daemon.reload import Reloading
 from gpumuxd.node.child_process import SPAWN_SPARE_DEVICE
@@ -80,6 +81,7 @@ async def serve(config: Config, read_again: Callable[[], Config], notifier: Noti
             node.tenants,
             message_bytes_max=config.message_bytes_max,
             tls=config.tls,
+            switches=switches,
         )
         reloading = Reloading(config, read_again, node, front_door)
         front_door.claim()

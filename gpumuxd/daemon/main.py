@@ -76,10 +76,9 @@ def _serve(config: Config, path: Path | None, log_level: str) -> int:
     # Imported here: `check-config` and the errors of a configuration need none of it.
     import structlog
 
-    from gpumuxd.daemon.logging import CHILD_LEVEL_VARIABLE, configure_logging
+    from gpumuxd.daemon.logging import configure_logging
 
     configure_logging(log_level)
-    os.environ[CHILD_LEVEL_VARIABLE] = log_level
     # Before gRPC is imported, which takes a while, and torch in the children, which takes longer.
     structlog.get_logger().info(
         "starting",

@@ -11,16 +11,19 @@ from gpumuxd.node.api import ModelState, ModelView, NodeApi
 from gpumuxd.rpc.call import Caller, Method, for_anyone, for_tenants
 from gpumuxd.rpc.codec import decode_infer, encode_infer
 from gpumuxd.rpc.generated import inference_pb2 as pb
+from gpumuxd.rpc.server_settings import LogSettingsService, LogSwitches, TraceSettingService
+from gpumuxd.rpc.statistics import encode_statistics
 
 SERVICE = "inference.GRPCInferenceService"
 
-EXTENSIONS = (
+EXTENSIONS: tuple[str, ...] = (
     "binary_tensor_data",
     "model_configuration",
     "model_repository",
     "parameters",
     "schedule_policy",
     "sequence",
+    "statistics",
 )
 """Only what works: clients act on these names."""
 
@@ -31,8 +34,14 @@ BATCH_MAX_ON_WIRE = 2**31 - 1
 class InferenceService:
     """The methods of `inference.GRPCInferenceService` that are served."""
 
-    def __init__(self, node: NodeApi) -> None:
+    def __init__(self, node: NodeApi, switches: LogSwitches | None = None) -> None:
+        """Log settings are served where there are switches to set."""
         self._node = node
+        self._others = TraceSettingService(node).methods()
+        self._extensions = EXTENSIONS
+        if switches is not None:
+            self._others.update(LogSettingsService(switches).methods())
+            self._extensions = (*EXTENSIONS, "logging")
 
     def methods(self) -> dict[str, Method]:
         """Each method by its name on the wire."""
@@ -44,9 +53,11 @@ class InferenceService:
             "ModelMetadata": for_tenants(pb.ModelMetadataRequest, self._model_metadata),
             "ModelInfer": for_tenants(pb.ModelInferRequest, self._model_infer),
             "ModelConfig": for_tenants(pb.ModelConfigRequest, self._model_config),
+            "ModelStatistics": for_tenants(pb.ModelStatisticsRequest, self._model_statistics),
             "RepositoryIndex": for_tenants(pb.RepositoryIndexRequest, self._index),
             "RepositoryModelLoad": for_tenants(pb.RepositoryModelLoadRequest, self._load),
             "RepositoryModelUnload": for_tenants(pb.RepositoryModelUnloadRequest, self._unload),
+            **self._others,
         }
 
     async def _server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
@@ -64,7 +75,9 @@ class InferenceService:
     async def _server_metadata(
         self, request: pb.ServerMetadataRequest, caller: Caller
     ) -> pb.ServerMetadataResponse:
-        return pb.ServerMetadataResponse(name="gpumuxd", version=__version__, extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(
+            name="gpumuxd", version=__version__, extensions=self._extensions
+        )
 
     async def _model_metadata(
         self, request: pb.ModelMetadataRequest, caller: Caller
@@ -95,6 +108,13 @@ class InferenceService:
     ) -> pb.ModelConfigResponse:
         view = await self._node.model_view(caller.tenant, request.name, request.version)
         return pb.ModelConfigResponse(config=_model_config(view))
+
+    async def _model_statistics(
+        self, request: pb.ModelStatisticsRequest, caller: Caller
+    ) -> pb.ModelStatisticsResponse:
+        return encode_statistics(
+            self._node.model_statistics(caller.tenant, request.name, request.version)
+        )
 
     async def _index(
         self, request: pb.RepositoryIndexRequest, caller: Caller

@@ -45,6 +45,7 @@ from gpumuxd.rpc.listener import (
     tcp_in_use,
 )
 from gpumuxd.rpc.recording import Stream, bind_stream
+from gpumuxd.rpc.server_settings import LogSwitches
 from gpumuxd.rpc.tls import TlsFiles, TlsIdentity, TlsMaterial
 
 ABORT_WAIT_S = 5.0
@@ -77,13 +78,15 @@ class FrontDoor:
         tenants: Tenants,
         message_bytes_max: int,
         tls: TlsFiles | None = None,
+        switches: LogSwitches | None = None,
     ) -> None:
-        """`tls` is what encrypted listeners need; `claim` reads it."""
+        """`tls` is what encrypted listeners need; `claim` reads it. Log settings are served where
+        there are `switches` to set."""
         self._listeners = tuple(listeners)
         self._tenants = tenants
         self._options = _server_options(message_bytes_max)
         self._services: dict[str, Mapping[str, Method | Stream]] = {
-            inference.SERVICE: inference.InferenceService(node).methods(),
+            inference.SERVICE: inference.InferenceService(node, switches).methods(),
             control.SERVICE: {
                 **control.ControlService(node).methods(),
                 **recording.RecordingService(node).methods(),

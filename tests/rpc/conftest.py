@@ -25,3 +25,10 @@ async def front(node: FakeNode, tmp_path: Path) -> AsyncIterator[Front]:
 async def channel(front: Front) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(front.target) as opened:
         yield opened
+
+
+@pytest.fixture
+async def shared(front: Front) -> AsyncIterator[grpc.aio.Channel]:
+    """The listener that belongs to nobody."""
+    async with grpc.aio.insecure_channel(front.shared) as opened:
+        yield opened

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from gpumuxd.rpc.generated import inference_pb2 as pb
 from gpumuxd.rpc.listener import Listener
 from gpumuxd.rpc.server import FrontDoor
+from gpumuxd.settings import LogLevels
 from tests.rpc.fake_node import ADMIN, CAMERA, FakeNode, FakeTenants
 
 MESSAGE_BYTES_MAX = 1024 * 1024
@@ -30,18 +31,31 @@ class Front:
     node: FakeNode
     target: str
     shared: str
+    switches: "FakeSwitches"
+
+
+@dataclass
+class FakeSwitches:
+    """Switches of logs that nobody writes."""
+
+    levels: LogLevels = field(default_factory=LogLevels)
+    levels_at_start: LogLevels = field(default_factory=LogLevels)
+
+    def set(self, levels: LogLevels) -> None:
+        self.levels = levels
 
 
 @asynccontextmanager
 async def open_front(node: FakeNode, directory: Path) -> AsyncIterator[Front]:
     listeners = (Listener(f"unix:{directory}/own.sock", ADMIN), Listener("127.0.0.1:0"))
     tenants = FakeTenants({CAMERA_TOKEN: CAMERA})
-    door = FrontDoor(node, listeners, tenants, MESSAGE_BYTES_MAX)
+    switches = FakeSwitches()
+    door = FrontDoor(node, listeners, tenants, MESSAGE_BYTES_MAX, switches=switches)
     await door.start()
     door.set_serving(True)
     own, shared = door.addresses
     try:
-        yield Front(door, node, own, shared)
+        yield Front(door, node, own, shared, switches)
     finally:
         await door.stop(0)
 

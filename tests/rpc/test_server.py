@@ -3,7 +3,6 @@
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +150,7 @@ async def test_a_message_over_the_limit_is_refused_and_one_at_the_limit_not(
         ("ModelMetadata", {"name": "nobody"}, "NOT_FOUND", "'nobody'"),
         ("ModelConfig", {"name": "unloaded"}, "UNAVAILABLE", "not loaded"),
         ("ModelStreamInfer", {}, "UNIMPLEMENTED", ""),
-        ("ModelStatistics", {}, "UNIMPLEMENTED", ""),
+        ("CudaSharedMemoryStatus", {}, "UNIMPLEMENTED", ""),
     ],
 )
 async def test_other_methods_refuse_clearly(
@@ -229,7 +228,7 @@ async def test_only_what_works_is_advertised(channel: grpc.aio.Channel) -> None:
     metadata = await ask(channel, f"{SERVICE}/ServerMetadata", b"", pb.ServerMetadataResponse)
     assert metadata.name == "gpumuxd"
     assert set(metadata.extensions).isdisjoint(
-        {"statistics", "classification", "system_shared_memory", "trace", "logging"}
+        {"classification", "system_shared_memory", "trace"}
     )
 
 
@@ -427,13 +426,6 @@ async def test_every_call_of_a_burst_gets_an_answer_of_ours(channel: grpc.aio.Ch
 
 
 # Identity
-
-
-@pytest.fixture
-async def shared(front: Front) -> AsyncIterator[grpc.aio.Channel]:
-    """The listener that belongs to nobody."""
-    async with grpc.aio.insecure_channel(front.shared) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ last step has ended; a step is sent once and never again, because what it would 
 """
 
 import asyncio
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 
 from gpumuxd.clock import Clock
@@ -46,8 +47,11 @@ ENDED_KEPT_MAX = 1024
 """Sequences of one tenant of which it is known why they ended. The oldest are forgotten first: a
 step of one of those is told that there is none."""
 
-SWEEP_NS_MIN = 50 * NS_PER_MS
-"""Time between two looks for sequences that are over."""
+EXPIRY_NS_MIN = 50 * NS_PER_MS
+"""Time between two looks for sequences that expired."""
+
+LOOK_NS_MIN = NS_PER_S
+"""Time between two looks at all sequences of a tenant at its limit, some of which may be lost."""
 
 GONE = "its model was unloaded or moved, or its device lost"
 
@@ -84,6 +88,7 @@ class _Owned:
     live: dict[Key, _Sequence] = field(default_factory=dict)
     ended: dict[Key, GpumuxdError] = field(default_factory=dict)
     slots: int = 0
+    looked_ns: int = 0
 
 
 class Sequences:
@@ -98,6 +103,8 @@ class Sequences:
         self._clock = clock
         self._slot = 0  # the last one that was begun
         self._owned: dict[str, _Owned] = {}
+        # Those without a step now, by how long they may be, in the order in which they became so.
+        self._idle: defaultdict[int, OrderedDict[_Sequence, None]] = defaultdict(OrderedDict)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
 
@@ -116,6 +123,7 @@ class Sequences:
         before, mine = sequence.last, asyncio.get_running_loop().create_future()
         sequence.last, sequence.is_ending = mine, step.is_end
         sequence.steps += 1
+        self._idle[sequence.idle_ns_max].pop(sequence, None)
         try:
             if before is not None:
                 await self._wait_turn(before, call)
@@ -210,7 +218,6 @@ class Sequences:
         now_ns, idle_ns = self._clock(), policy.idle_ns_max
         sequence = _Sequence(key, call.tenant.name, replica, self._slot, shapes, idle_ns, now_ns)
         owned.live[key] = sequence
-        self._sweep_at(now_ns + policy.idle_ns_max)
         return sequence
 
     def _check(self, call: InferCall, replica: Replica) -> Shapes:
@@ -222,8 +229,8 @@ class Sequences:
 
     def _check_room(self, call: InferCall, owned: _Owned, replaced: int) -> None:
         limit = self._tenants.settings_of(call.tenant).sequences_max
-        if owned.slots - replaced >= limit:
-            self._sweep(owned)  # some may be over and not known to be
+        if owned.slots - replaced >= limit and self._clock() - owned.looked_ns >= LOOK_NS_MIN:
+            self._look(owned)
         if owned.slots - replaced >= limit:
             raise QuotaExceeded(
                 f"tenant {call.tenant.name!r} has {owned.slots} sequences; its sequences_max is "
@@ -256,6 +263,9 @@ class Sequences:
             self._end(sequence, end)
         elif sequence.is_over and not sequence.steps:
             self._drop(sequence)
+        elif not sequence.steps:
+            self._idle[sequence.idle_ns_max][sequence] = None
+            self._expire_at(sequence.used_ns + sequence.idle_ns_max)
 
     def _end(self, sequence: _Sequence, end: GpumuxdError | None) -> None:
         """No further step is accepted; `end` says why, where that was not asked for."""
@@ -268,7 +278,15 @@ class Sequences:
                 if len(owned.ended) > ENDED_KEPT_MAX:
                     del owned.ended[next(iter(owned.ended))]
         if not sequence.steps:
+            self._idle[sequence.idle_ns_max].pop(sequence, None)
             self._drop(sequence)
+
+    def _look(self, owned: _Owned) -> None:
+        """End the sequences of a tenant whose replica is gone."""
+        owned.looked_ns = self._clock()
+        for sequence in [each for each in owned.live.values() if not each.steps]:
+            if not self._registry.is_in_force(sequence.key[0], sequence.replica):
+                self._end(sequence, ends.lost(sequence.key, GONE))
 
     def _drop(self, sequence: _Sequence) -> None:
         self._owned[sequence.tenant].slots -= 1
@@ -276,37 +294,27 @@ class Sequences:
 
     # Time
 
-    def _sweep_at(self, due_ns: int) -> None:
-        """One timer for all sequences, which fires when the first of them may be over."""
+    def _expire_at(self, due_ns: int) -> None:
+        """One timer for all sequences, which fires when the first of them may have expired."""
         if self._timer is not None:
             if self._timer_ns <= due_ns:
                 return
             self._timer.cancel()
         self._timer_ns = due_ns
-        delay_s = max(due_ns - self._clock(), SWEEP_NS_MIN) / NS_PER_S
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self.sweep)
+        delay_s = max(due_ns - self._clock(), EXPIRY_NS_MIN) / NS_PER_S
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.expire)
 
-    def sweep(self) -> None:
-        """End the sequences whose time is over, or whose replica is gone."""
+    def expire(self) -> None:
+        """End the sequences that had no step for too long."""
         self._timer = None
-        for owned in self._owned.values():
-            self._sweep(owned)
         now_ns = self._clock()
-        due = [
-            sequence.idle_ns_max + (now_ns if sequence.steps else sequence.used_ns)
-            for owned in self._owned.values()
-            for sequence in owned.live.values()
-        ]
-        if due:
-            self._sweep_at(min(due))
-
-    def _sweep(self, owned: _Owned) -> None:
-        now_ns = self._clock()
-        for sequence in [each for each in owned.live.values() if not each.steps]:
-            if not self._registry.is_in_force(sequence.key[0], sequence.replica):
-                self._end(sequence, ends.lost(sequence.key, GONE))
-            elif now_ns - sequence.used_ns >= sequence.idle_ns_max:
-                self._end(sequence, ends.expired(sequence.key, sequence.idle_ns_max))
+        for idle_ns, sequences in list(self._idle.items()):
+            while sequences and (first := next(iter(sequences))).used_ns + idle_ns <= now_ns:
+                self._end(first, ends.expired(first.key, idle_ns))
+            if sequences:
+                self._expire_at(next(iter(sequences)).used_ns + idle_ns)
+            else:
+                del self._idle[idle_ns]
 
 
 def _listed(shapes: Shapes) -> list[list[int]]:

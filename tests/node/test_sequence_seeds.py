@@ -178,7 +178,7 @@ async def test_no_state_is_mixed_up(tmp_path: Path, seed: int) -> None:
         assert sum(bursts) > len(bursts)
         # What is left is of sequences whose last step was refused, or that nobody goes on with.
         node._sequences._clock = lambda: 1 << 62
-        node._sequences.sweep()
+        node._sequences.expire()
         owned = node._sequences._owned["default"]
         assert owned.slots == 0
         assert not owned.live

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from gpumuxd_client import (
     AsyncClient,
+    BatchStatistics,
     Client,
+    Duration,
     IndexEntry,
     RunReport,
     UnloadedReplica,
@@ -211,6 +213,25 @@ def failing(error: Exception, times: int) -> object:
             raise left.pop()
 
     return before_reply
+
+
+async def test_statistics(client: AnyClient) -> None:
+    (model,) = await client("model_statistics")
+    assert await client("model_statistics", "identity_fp32", version=1) == (model,)
+    assert (model.name, model.version) == ("identity_fp32", "1")
+    assert (model.last_inference_ms, model.rows, model.runs) == (1_700_000_000_123, 9, 4)
+    assert (model.success, model.fail, model.cancelled) == (
+        Duration(5, 500),
+        Duration(3, 300),
+        Duration(1, 100),
+    )
+    assert (model.queue, model.copied_in) == (Duration(5, 51), Duration(5, 52))
+    assert (model.compute, model.copied_out) == (Duration(5, 53), Duration(5, 54))
+    assert model.batches == (BatchStatistics(2, Duration(4, 41), Duration(4, 42), Duration(4, 43)),)
+    assert model.memory == ((0, 1024),)
+    assert (model.success.mean_ns, Duration(0, 0).mean_ns) == (100, 0)
+    with pytest.raises(errors.UnknownModel, match="no statistics"):
+        await client("model_statistics", "other")
 
 
 @pytest.fixture

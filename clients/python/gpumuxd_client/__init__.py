@@ -11,6 +11,7 @@ from gpumuxd_client import errors
 from gpumuxd_client.aio import AsyncClient
 from gpumuxd_client.client import Client
 from gpumuxd_client.memory import DeviceMemory, DeviceTotals, ModelMemory, TenantMemory
+from gpumuxd_client.statistics import BatchStatistics, Duration, ModelStatistics
 from gpumuxd_client.tls import Tls
 from gpumuxd_client.types import (
     BoundDetail,
@@ -43,6 +44,7 @@ from gpumuxd_client.version import __version__
 
 __all__ = [
     "AsyncClient",
+    "BatchStatistics",
     "BoundDetail",
     "BucketDetail",
     "Client",
@@ -51,6 +53,7 @@ __all__ = [
     "DeviceTotals",
     "DimensionDetail",
     "DrainedModel",
+    "Duration",
     "Explanation",
     "GroupDetail",
     "IndexEntry",
@@ -60,6 +63,7 @@ __all__ = [
     "ModelDetail",
     "ModelMemory",
     "ModelMetadata",
+    "ModelStatistics",
     "NodeStatus",
     "PolicyDetail",
     "RecordingEnd",

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import grpc
 from numpy.typing import NDArray
 
-from gpumuxd_client import calls, types
+from gpumuxd_client import calls, statistics, types
 from gpumuxd_client.errors import Cancelled, error_of
 from gpumuxd_client.memory import DeviceMemory
 from gpumuxd_client.tls import Tls, credentials_of, options_of
@@ -108,6 +108,12 @@ class AsyncClient:
     ) -> types.ModelConfig:
         """How a loaded model is served."""
         return await self._run(calls.model_config(model, version), deadline)
+
+    async def model_statistics(
+        self, model: str = "", *, version: str | int = "", deadline: float | None = None
+    ) -> tuple[statistics.ModelStatistics, ...]:
+        """What became of the requests of each version that is loaded: of all models, or of one."""
+        return await self._run(calls.model_statistics(model, version), deadline)
 
     async def index(
         self, *, only_ready: bool = False, deadline: float | None = None

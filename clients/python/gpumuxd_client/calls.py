@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
-from gpumuxd_client import codec, detail, types
+from gpumuxd_client import codec, detail, statistics, types
 from gpumuxd_client.codec import check_seconds
 from gpumuxd_client.errors import GpumuxdError
 from gpumuxd_client.generated import control_pb2 as control
@@ -177,6 +177,15 @@ def model_metadata(model: str, version: str | int) -> Call[types.ModelMetadata]:
 def model_config(model: str, version: str | int) -> Call[types.ModelConfig]:
     request = pb.ModelConfigRequest(name=model, version=version_text(version)).SerializeToString()
     return Call(f"{_INFERENCE}ModelConfig", request, codec.decode_model_config)
+
+
+def model_statistics(
+    model: str, version: str | int
+) -> Call[tuple[statistics.ModelStatistics, ...]]:
+    request = pb.ModelStatisticsRequest(name=model, version=version_text(version))
+    return Call(
+        f"{_INFERENCE}ModelStatistics", request.SerializeToString(), statistics.decode_statistics
+    )
 
 
 def index(*, only_ready: bool) -> Call[tuple[types.IndexEntry, ...]]:

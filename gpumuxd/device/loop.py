@@ -254,18 +254,23 @@ class DeviceLoop:
                 raise AssertionError(command)
 
     def _launch(self, work: Slice) -> None:
-        request = self._requests.get(work.members[0])
-        if request is None:
+        if work.members[0] < 1:
             self._loading.own.launched(work)
         elif work.first_group == 0:
-            inputs: Tensors = [self._arena.tensor(block) for block in request.inputs]
-            outputs: Tensors = [self._arena.tensor(block) for block in request.outputs]
-            if request.sequence is not None:
-                inputs, outputs = self._sequences.bound(request, inputs, outputs)
-            self._executor.bind(request.request_id, inputs, outputs)
+            for member in work.members:
+                self._bind(self._requests[member])
         self._notes.launched(work.slice_id, work.members)  # before it can do any harm
         self._watchdog.launched(work)
         self._executor.launch(work)
+
+    def _bind(self, request: Submit) -> None:
+        inputs: Tensors = [self._arena.tensor(block) for block in request.inputs]
+        outputs: Tensors = [self._arena.tensor(block) for block in request.outputs]
+        if request.sequence is not None:
+            inputs, outputs = self._sequences.bound(request, inputs, outputs)
+        # Whoever ran beside others and failed with them runs again.
+        self._executor.unbind(request.request_id)
+        self._executor.bind(request.request_id, inputs, outputs)
 
     def _finish(self, command: Finish) -> None:
         request = self._requests.pop(command.request_id, None)

@@ -36,8 +36,9 @@ class Executor(Protocol, Generic[ProgramT_contra, TensorsT_contra]):
         """The in-order queues of this device, fixed for its life."""
         ...
 
-    def load(self, model: str, program: ProgramT_contra) -> None:
-        """Make a program launchable under this model key. The key must be new."""
+    def load(self, model: str, program: ProgramT_contra, fills: Sequence[int | float] = ()) -> None:
+        """Make a program launchable under this model key. The key must be new. `fills` has for
+        each input what it is padded with where members of a run differ; empty: they never do."""
         ...
 
     def unload(self, model: str) -> None:
@@ -49,13 +50,16 @@ class Executor(Protocol, Generic[ProgramT_contra, TensorsT_contra]):
         ...
 
     def unbind(self, request_id: int) -> None:
-        """Forget them. No slice of the request is in flight. Unknown ids are no error."""
+        """Forget them. No slice that touches them is in flight: the first one of its cursor or
+        the last. Unknown ids are no error."""
         ...
 
     def launch(self, work: Slice) -> None:
         """Enqueue a slice and its sync point in `work.lane`. Never blocks.
 
         The first slice of a cursor takes a frame and its inputs, the last one writes the outputs.
+        Several members run together, their rows in the order of the members; whoever was unbound
+        before the last slice is launched gets nothing written, and nobody else notices.
         A group that raises ends its slice as SliceFailed; later slices of the same cursor that
         were already enqueued fail too, other cursors go on.
         """

@@ -28,6 +28,7 @@ from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import Lane, LaneKind, Slice
 from gpumuxd.events import SliceFailed, SyncPointReached
 from gpumuxd.executors.base import Completion
+from gpumuxd.executors.members import Binding, Fill, gathered, scatter
 from gpumuxd.units import NS_PER_S, NS_PER_US
 
 COMPUTE = Lane(0, LaneKind.COMPUTE)
@@ -60,33 +61,24 @@ class Program(Protocol):
     def bytes_held(self, slots: list[Any]) -> int: ...
 
 
-class OutputTooLarge(Exception):
-    """An output that does not fit where its request reserved room."""
-
-
-class OutputMistyped(Exception):
-    """An output of another data type than its artifact declares, or of one that no client knows."""
-
-
-class _Binding:
-    """The tensors of one request. `results` is written by the device thread, read after."""
-
-    __slots__ = ("inputs", "regions", "results")
-
-    def __init__(self, inputs: Sequence[torch.Tensor], regions: Sequence[torch.Tensor]) -> None:
-        self.inputs = inputs
-        self.regions = regions
-        self.results: tuple[torch.Tensor, ...] = ()
-
-
 class _Cursor:
-    """What one run holds: its slots are the frame's content."""
+    """What one run holds: its slots are the frame's content. `members` are in the order of their
+    rows; `receivers` are those of them that are there at the end, None for one that is gone."""
 
-    __slots__ = ("binding", "failed", "in_flight", "program", "slots")
+    __slots__ = ("failed", "fills", "ids", "in_flight", "members", "program", "receivers", "slots")
 
-    def __init__(self, program: Program, binding: _Binding) -> None:
+    def __init__(
+        self,
+        program: Program,
+        fills: Sequence[Fill],
+        ids: Sequence[int],
+        members: Sequence[Binding],
+    ) -> None:
         self.program = program
-        self.binding = binding
+        self.fills = fills
+        self.ids = ids
+        self.members = members
+        self.receivers: Sequence[Binding | None] = members
         self.slots: list[Any] = []
         self.failed = False
         self.in_flight = 0
@@ -101,7 +93,7 @@ class CpuExecutor:
     `bind` takes the inputs in the program's order, and a dense tensor per output: its *region*,
     which is the room that is reserved for it and says what it will probably be. No regions at
     all: the outputs are dropped. Inputs are read in place and must not change until the request
-    is unbound.
+    is unbound. Members of one run are put together in new memory, by its first slice.
 
     `mail_fd` is a descriptor whose readability ends a `wait` too: the loop's mail.
     """
@@ -115,8 +107,8 @@ class CpuExecutor:
     ) -> None:
         self._threads = threads
         self._launch_cost_ns = launch_cost_ns
-        self._programs: dict[str, Program] = {}
-        self._bindings: dict[int, _Binding] = {}
+        self._programs: dict[str, tuple[Program, Sequence[Fill]]] = {}
+        self._bindings: dict[int, Binding] = {}
         self._cursors: dict[int, _Cursor] = {}
         self._in_flight: dict[int, _Cursor] = {}
         self._lane_queue: SimpleQueue[_Enqueued | None] = SimpleQueue()
@@ -133,12 +125,12 @@ class CpuExecutor:
     def lanes(self) -> Sequence[Lane]:
         return (COMPUTE,)
 
-    def load(self, model: str, program: Program) -> None:
+    def load(self, model: str, program: Program, fills: Sequence[Fill] = ()) -> None:
         assert model not in self._programs, f"{model} is loaded already"
-        self._programs[model] = program
+        self._programs[model] = (program, fills)
 
     def unload(self, model: str) -> None:
-        program = self._programs[model]
+        program, _ = self._programs[model]
         assert all(c.program is not program for c in self._cursors.values()), model
         del self._programs[model]
 
@@ -146,7 +138,7 @@ class CpuExecutor:
         self, request_id: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> None:
         assert request_id not in self._bindings, f"request {request_id} is bound already"
-        self._bindings[request_id] = _Binding(inputs, outputs)
+        self._bindings[request_id] = Binding(inputs, outputs)
 
     def unbind(self, request_id: int) -> None:
         self._bindings.pop(request_id, None)
@@ -168,11 +160,14 @@ class CpuExecutor:
         # `work.after` needs no waiting: there is one lane, and it is in order.
         if work.first_group == 0:
             assert work.cursor_id not in self._cursors, work
-            assert len(work.members) == 1, "a batched cursor needs its inputs gathered"
-            cursor = _Cursor(self._programs[work.model], self._bindings[work.members[0]])
+            program, fills = self._programs[work.model]
+            bound = [self._bindings[each] for each in work.members]
+            cursor = _Cursor(program, fills, work.members, bound)
             self._cursors[work.cursor_id] = cursor
         else:
             cursor = self._cursors[work.cursor_id]
+        if len(cursor.ids) > 1 and work.end_group == cursor.program.group_count:
+            cursor.receivers = [self._bindings.get(each) for each in cursor.ids]
         cursor.in_flight += 1
         self._in_flight[work.slice_id] = cursor
         if self._launch_cost_ns:
@@ -233,12 +228,12 @@ def _run(slice_id: int, cursor: _Cursor, first_group: int, end_group: int) -> Co
     program = cursor.program
     try:
         if first_group == 0:
-            cursor.slots = program.start(cursor.binding.inputs)
+            cursor.slots = program.start(_inputs(cursor))
         slots = cursor.slots
         for group in program.groups[first_group:end_group]:
             group(slots)
-        if end_group == program.group_count and cursor.binding.regions:
-            _write_outputs(program.outputs(slots), cursor.binding)
+        if end_group == program.group_count:
+            _write_outputs(cursor)
     except Exception as error:
         cursor.failed = True
         cursor.slots = []
@@ -246,28 +241,20 @@ def _run(slice_id: int, cursor: _Cursor, first_group: int, end_group: int) -> Co
     return SyncPointReached(slice_id, started_ns, monotonic_ns() - started_ns)
 
 
-def _write_outputs(outputs: Sequence[torch.Tensor], binding: _Binding) -> None:
-    results = []
-    for index, (output, region) in enumerate(zip(outputs, binding.regions, strict=True)):
-        if output.dtype is region.dtype and output.shape == region.shape:
-            # As expected, which is nearly always: no views are made, 5 us and not 25.
-            results.append(region.copy_(output))
-            continue
-        if output.dtype is not region.dtype:
-            raise OutputMistyped(
-                f"output {index} is of type {output.dtype}, its artifact declares {region.dtype}"
-            )
-        if output.nbytes > region.nbytes:
-            raise OutputTooLarge(
-                f"output {index} of shape {list(output.shape)} takes {output.nbytes} bytes, "
-                f"{region.nbytes} were reserved"
-            )
-        if output.numel() == 0:
-            results.append(torch.empty_like(output))
-            continue
-        room = region.view(-1).view(torch.uint8)[: output.nbytes]
-        results.append(room.view(output.dtype).view(output.shape).copy_(output))
-    binding.results = tuple(results)
+def _inputs(cursor: _Cursor) -> Sequence[torch.Tensor]:
+    """What its program starts with."""
+    if len(cursor.members) == 1:
+        return cursor.members[0].inputs
+    return gathered([member.inputs for member in cursor.members], cursor.fills)
+
+
+def _write_outputs(cursor: _Cursor) -> None:
+    if len(cursor.members) > 1:
+        rows = [member.rows for member in cursor.members]
+        outputs = cursor.program.outputs(cursor.slots)
+        scatter(outputs, rows, cursor.receivers, bool(cursor.fills))
+    elif cursor.members[0].regions:
+        cursor.members[0].write(cursor.program.outputs(cursor.slots))
 
 
 def _spend(duration_ns: int) -> None:

@@ -103,7 +103,7 @@ class VirtualExecutor:
         self._gap_ns = gap_ns
         self._programs: dict[str, VirtualProgram] = {}
         self._tensors: dict[int, tuple[list[Any], list[Any]]] = {}
-        self._frames: dict[int, tuple[int, list[Any]]] = {}
+        self._frames: dict[int, tuple[int, list[list[Any]]]] = {}  # slots of each member
         self._cursor_of_frame: dict[int, int] = {}
         self._failed: set[int] = set()
         self._heap: list[_Enqueued] = []
@@ -124,7 +124,7 @@ class VirtualExecutor:
         """When the host will be told of the next sync point. For the simulator only."""
         return self._heap[0][0] if self._heap else None
 
-    def load(self, model: str, program: VirtualProgram) -> None:
+    def load(self, model: str, program: VirtualProgram, fills: Sequence[int | float] = ()) -> None:
         assert model not in self._programs, f"{model} is loaded already"
         self._programs[model] = program
 
@@ -207,8 +207,9 @@ class VirtualExecutor:
         assert work.cursor_id not in self._frames, f"cursor {work.cursor_id} starts twice"
         holder = self._cursor_of_frame.setdefault(work.frame, work.cursor_id)
         assert holder == work.cursor_id, f"frame {work.frame} is held by cursor {holder}"
-        bound = self._tensors.get(work.members[0])
-        self._frames[work.cursor_id] = (work.frame, [] if bound is None else list(bound[0]))
+        bound = [self._tensors.get(member) for member in work.members]
+        slots = [[] if tensors is None else list(tensors[0]) for tensors in bound]
+        self._frames[work.cursor_id] = (work.frame, slots)
 
     def _pass(self, entry: _Enqueued) -> Completion:
         _, _, work, started_ns, duration_ns, failure = entry
@@ -224,12 +225,16 @@ class VirtualExecutor:
         return SyncPointReached(work.slice_id, started_ns, duration_ns)
 
     def _run(self, work: Slice, program: VirtualProgram) -> str | None:
-        slots = self._frames[work.cursor_id][1]
+        """Members of one run are run side by side, which is what they can tell of it."""
+        slots_of_members = self._frames[work.cursor_id][1]
         try:
             for group in program.groups[work.first_group : work.end_group]:
-                group(slots)
+                for slots in slots_of_members:
+                    group(slots)
         except Exception as error:  # a group may raise anything; it ends its own cursor only
             return repr(error)
-        if work.end_group == program.group_count and work.members[0] in self._tensors:
-            self._tensors[work.members[0]][1][:] = slots
+        if work.end_group == program.group_count:
+            for member, slots in zip(work.members, slots_of_members, strict=True):
+                if member in self._tensors:
+                    self._tensors[member][1][:] = slots
         return None

@@ -112,8 +112,10 @@ class Driver:
         frame: int | None = None,
         lane: Lane | None = None,
         after: tuple[int, ...] = (),
+        members: tuple[int, ...] = (),
     ) -> int:
-        """Launch the next `groups` groups of a cursor, whose request has the same number."""
+        """Launch the next `groups` groups of a cursor, whose request has the same number, unless
+        it has other members."""
         self._slices += 1
         first = self._launched.get(cursor, 0)
         self._launched[cursor] = first + groups
@@ -123,7 +125,7 @@ class Driver:
                 cursor_id=cursor,
                 model=model,
                 bucket=self.rig.bucket,
-                members=(cursor,),
+                members=members or (cursor,),
                 frame=cursor if frame is None else frame,
                 first_group=first,
                 end_group=first + groups,
@@ -283,6 +285,43 @@ class ExecutorContract(abc.ABC):
         driver.rig.bind(1, 2)
         driver.run(1, 1)
         assert driver.rig.result(1) == 7
+
+    # Members of one run
+
+    def test_each_member_gets_its_own_rows(self, driver: Driver) -> None:
+        driver.load([affine(3, 1), affine(2, 5)])
+        for member, value in [(4, 10), (5, 20), (6, 30)]:
+            driver.rig.bind(member, value)
+        for _ in range(2):
+            driver.launch(1, 1, members=(4, 5, 6))
+        passed(driver.collect(2))
+        assert [driver.rig.result(each) for each in (4, 5, 6)] == [67, 127, 187]
+
+    def test_a_member_that_is_gone_before_the_last_slice_gets_nothing(self, driver: Driver) -> None:
+        driver.load([affine(3, 1), affine(2, 5)])
+        for member, value in [(4, 10), (5, 20), (6, 30)]:
+            driver.rig.bind(member, value)
+        driver.launch(1, 1, members=(4, 5, 6))
+        passed(driver.collect(1))
+        driver.executor.unbind(4)
+        driver.launch(1, 1, members=(4, 5, 6))
+        passed(driver.collect(1))
+        assert [driver.rig.result(each) for each in (4, 5, 6)] == [None, 127, 187]
+
+    def test_members_of_a_run_that_failed_can_run_alone(self, driver: Driver) -> None:
+        driver.load([affine(3, 1), raising("broken kernel")])
+        driver.load([affine(3, 1)], model="good/1")
+        for member in (4, 5):
+            driver.rig.bind(member, member)
+        driver.launch(1, 2, members=(4, 5))
+        assert isinstance(driver.collect(1)[0], SliceFailed)
+        driver.executor.retire(1)
+        assert [driver.rig.result(each) for each in (4, 5)] == [None, None]
+        for member in (4, 5):
+            driver.executor.unbind(member)
+            driver.rig.bind(member, member)
+            driver.run(member, 1, model="good/1")
+        assert [driver.rig.result(each) for each in (4, 5)] == [13, 16]
 
     # Programs
 

@@ -54,7 +54,7 @@ class CpuRig(Rig[SlotProgram, Sequence[torch.Tensor]]):
 
     def bind(self, request_id: int, value: int) -> None:
         self.regions[request_id] = region(ITEM_BYTES)
-        self.executor.bind(request_id, [torch.tensor(value)], [self.regions[request_id]])
+        self.executor.bind(request_id, [torch.tensor([value])], [self.regions[request_id]])
 
     def result(self, request_id: int) -> int | None:
         value = int(self.regions[request_id].view(torch.int64).item())
@@ -247,3 +247,69 @@ def test_a_failure_lets_go_of_what_the_cursor_held(executor: CpuExecutor) -> Non
 )
 def test_reasons_are_short_and_name_no_path(error: Exception, reason: str) -> None:
     assert short_reason(error) == reason
+
+
+def batch(slice_id: int, first: int, end: int, *members: int) -> Slice:
+    return Slice(slice_id, 1, "m", (4,), members, 1, first, end, COMPUTE, (), 0)
+
+
+def test_members_bring_rows_of_their_own_number(executor: CpuExecutor) -> None:
+    def double(slots: list[Any]) -> None:
+        slots[0] = slots[0] * 2 + slots[1]
+
+    executor.load("m", SlotProgram([double, nothing]))
+    inputs = {1: torch.arange(6.0).view(3, 2), 2: torch.ones(1, 2), 3: torch.full((2, 2), 7.0)}
+    for member, value in inputs.items():
+        executor.bind(member, [value, value], [torch.zeros(value.shape)])
+    run(executor, batch(1, 0, 1, 1, 2, 3))
+    assert executor.bytes_held(1) == 2 * 6 * 2 * 4  # what was put together lies in the frame
+    run(executor, batch(2, 1, 2, 1, 2, 3))
+    for member, value in inputs.items():
+        (room,), (result,) = executor.result(member)
+        assert result is room
+        assert torch.equal(result, value * 3)
+
+
+def test_what_is_shorter_is_padded_as_stated_and_cut_back(executor: CpuExecutor) -> None:
+    seen: list[torch.Tensor] = []
+
+    def look(slots: list[Any]) -> None:
+        seen.extend(slots)
+
+    executor.load("m", SlotProgram([look]), (-1, 1))
+    inputs = {1: torch.tensor([[1, 2]]), 2: torch.tensor([[3], [4]]), 3: torch.tensor([[5, 6, 7]])}
+    for member, value in inputs.items():
+        executor.bind(member, [value, value > 3], [torch.zeros_like(value)])
+    run(executor, batch(1, 0, 1, 1, 2, 3))
+    assert seen[0].tolist() == [[1, 2, -1], [3, -1, -1], [4, -1, -1], [5, 6, 7]]
+    assert (
+        seen[1].tolist() == [[False, False, True], [False, True, True]] + [[True, True, True]] * 2
+    )
+    for member, value in inputs.items():
+        assert torch.equal(executor.result(member)[1][0], value)
+
+
+def test_an_output_without_a_row_for_each_fails_before_anything_is_written(
+    executor: CpuExecutor,
+) -> None:
+    def total(slots: list[Any]) -> None:
+        slots[0] = slots[0].sum(0, keepdim=True)
+
+    executor.load("m", SlotProgram([total]))
+    rooms = [region(ITEM_BYTES), region(ITEM_BYTES)]
+    for member, room in enumerate(rooms, 1):
+        executor.bind(member, [torch.tensor([member])], [room])
+    (failed,) = run(executor, batch(1, 0, 1, 1, 2))
+    assert isinstance(failed, SliceFailed)
+    assert "output 0 of a run of 2 rows has shape [1]" in failed.reason
+    assert all((room == UNWRITTEN).all() for room in rooms)
+
+
+def test_what_cannot_be_put_together_fails_its_run_alone(executor: CpuExecutor) -> None:
+    executor.load("m", SlotProgram([nothing]))
+    for member, sizes in [(1, (1, 2)), (2, (1, 3)), (3, (1, 2))]:
+        executor.bind(member, [torch.zeros(sizes)], [torch.ones(sizes)])
+    (failed,) = run(executor, batch(1, 0, 1, 1, 2))
+    assert isinstance(failed, SliceFailed)
+    (passed,) = run(executor, work(2, cursor=3))
+    assert isinstance(passed, SyncPointReached)

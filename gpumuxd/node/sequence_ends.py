@@ -13,6 +13,7 @@ from gpumuxd.errors import (
     DeviceLost,
     Draining,
     GpumuxdError,
+    InvalidRequest,
     ModelFaulted,
     ModelNotReady,
     SequenceAborted,
@@ -38,7 +39,9 @@ def end_by(error: BaseException, key: Key, is_alive: bool, has_next: bool) -> Gp
             return lost(key, error.message, error.retry_delay_ns)
         case ModelFaulted() if not is_alive:
             return lost(key, error.message)
-        case DeadlineMissed() | Cancelled() | ModelFaulted():
+        # What is wrong with a step itself was said before it was accepted. What shows afterwards is
+        # of shared memory that could not be read, or not be written when the step had run.
+        case DeadlineMissed() | Cancelled() | ModelFaulted() | InvalidRequest():
             return aborted(key, f"a step failed: {error.message}")
         case GpumuxdError() if not has_next:
             return None

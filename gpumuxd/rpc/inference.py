@@ -14,6 +14,7 @@ from gpumuxd.rpc.generated import inference_pb2 as pb
 from gpumuxd.rpc.server_settings import LogSettingsService, LogSwitches, TraceSettingService
 from gpumuxd.rpc.statistics import encode_statistics
 
+from gpumuxd.rpc.shared_memory import SharedMemoryService
 SERVICE = "inference.GRPCInferenceService"
 
 EXTENSIONS: tuple[str, ...] = (
@@ -37,11 +38,16 @@ class InferenceService:
     def __init__(self, node: NodeApi, switches: LogSwitches | None = None) -> None:
         """Log settings are served where there are switches to set."""
         self._node = node
-        self._others = TraceSettingService(node).methods()
+        self._others = {
+            **TraceSettingService(node).methods(),
+            **SharedMemoryService(node.shared_memory).methods(),
+        }
         self._extensions = EXTENSIONS
         if switches is not None:
             self._others.update(LogSettingsService(switches).methods())
-            self._extensions = (*EXTENSIONS, "logging")
+        if node.shared_memory.is_allowed:
+            self._extensions = (*self._extensions, "system_shared_memory")
+            self._extensions = (*self._extensions, "logging")
 
     def methods(self) -> dict[str, Method]:
         """Each method by its name on the wire."""

@@ -227,9 +227,7 @@ async def test_metadata_and_config_agree_on_the_batch_dimension(
 async def test_only_what_works_is_advertised(channel: grpc.aio.Channel) -> None:
     metadata = await ask(channel, f"{SERVICE}/ServerMetadata", b"", pb.ServerMetadataResponse)
     assert metadata.name == "gpumuxd"
-    assert set(metadata.extensions).isdisjoint(
-        {"classification", "system_shared_memory", "trace"}
-    )
+    assert set(metadata.extensions).isdisjoint({"classification", "trace"})
 
 
 # Deadlines and cancellation

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpumuxd.daemon.toml_table import SECRETS
+
 APPLIED = re.compile(
     r"\[node\]\.(drain_timeout_s|read_timeout_s)"
     r"|\[repository\]\.poll_s"
     r"|\[tenants\.[^\]]*\]\.(?!socket$).*"
 )
 """Keys that count at once. The socket of a tenant is a listener."""
-
-_SECRETS = frozenset({"token", "token_sha256"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _flatten(path: str, table: Mapping[str, Any]) -> Iterator[tuple[str, object]
             for number, item in enumerate(value, start=1):
                 for inner, stated in item.items():
                     yield f"[[{key}]].{inner} (table {number})", stated
-        elif key in _SECRETS:
+        elif key in SECRETS:
             yield f"[{path}].{key}", _Secret(hashlib.sha256(repr(value).encode()).digest())
         else:
             yield f"[{path}].{key}", value

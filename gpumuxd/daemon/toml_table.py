@@ -12,6 +12,9 @@ from typing import Any, NoReturn, TypeVar
 from gpumuxd.errors import ConfigError
 from gpumuxd.models.toml_text import shown
 
+SECRETS = frozenset({"token", "token_sha256"})
+"""Keys whose values no message repeats, whatever they are."""
+
 _E = TypeVar("_E", bound=enum.Enum)
 
 
@@ -38,7 +41,8 @@ class TomlTable:
         return f"{self.path}.{key}{self._where}" if self.path else key
 
     def fail(self, key: str, expected: str, got: object) -> NoReturn:
-        raise ConfigError(f"{self.name(key)}: expected {expected}, got {shown(got)}")
+        told = f"a value of type {type(got).__name__}" if key in SECRETS else shown(got)
+        raise ConfigError(f"{self.name(key)}: expected {expected}, got {told}")
 
     def take_text(self, key: str, default: str) -> str:
         value = self._take(key, default)
@@ -122,7 +126,9 @@ class TomlTable:
             inner = self.path.removeprefix("[").removesuffix("]")
             value = self._take(key, None)
             if not isinstance(value, dict):
-                self.fail(key, f"a table [{inner}.{key}]", value)
+                # Who forgot the table may have written a secret in its place.
+                kind = type(value).__name__
+                raise ConfigError(f"{self.name(key)}: expected a table [{inner}.{key}], got {kind}")
             named.append((key, TomlTable(f"[{inner}.{key}]", value)))
         return named
 

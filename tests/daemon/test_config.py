@@ -219,7 +219,7 @@ def test_everything_said_arrives() -> None:
         ("[listen]\nmessage_mib_max = 2048", "expected a number from 1 to 2047, got 2048"),
         ("[[device]]\narena_mib = 1e9", "expected a number from 1 to 1048576, got 1000000000.0"),
         ("[listen]\nunix = ['/x', 'unix:/x']", "expected each address once"),
-        ("[tenants]\nx = 1", r"\[tenants\].x: expected a table \[tenants.x\], got 1"),
+        ("[tenants]\nx = 1", r"\[tenants\].x: expected a table \[tenants.x\], got int"),
         ("[tenants.x]", r"\[tenants.x\]: expected token, token_sha256, tls_subject or socket, got"),
         ("[tenants.'a b']\nsocket = '/x'", "expected a name of up to 64 letters"),
         ("[tenants.x]\ntoken = 'short'", r"\[tenants.x\].token: expected at least 16"),
@@ -260,6 +260,25 @@ def test_without_tenants_the_network_is_refused(address: str) -> None:
     assert [listener.tenant for listener in config.listeners] == [None, None]
     with pytest.raises(ConfigError, match=r"\[listen\].tcp: .* configure \[tenants.NAME\]"):
         parse(f"{text}\nallow_insecure = true")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[tenants.a]\ntoken = ['{}']", "a string, got a value of type list"),
+        ("[tenants.a]\ntoken = {{ file = '{}' }}", "a string, got a value of type dict"),
+        ("[tenants.a]\ntoken_sha256 = ['{}']", "a string, got a value of type list"),
+        ('[tenants.a]\ntoken = "{}\\u0000"', "a string, got a value of type str"),
+        ("[tenants]\ntoken = '{}'", r"a table \[tenants.token\], got str"),
+        ("[tenants]\na = '{}'", r"a table \[tenants.a\], got str"),
+        ("[tenants.a]\ntokn = '{}'", "unknown key; did you mean 'token'"),
+    ],
+)
+def test_no_message_repeats_a_token_that_is_written_wrongly(text: str, told: str) -> None:
+    secret = "the secret token"
+    with pytest.raises(ConfigError, match=told) as caught:
+        parse(text.format(secret))
+    assert secret not in str(caught.value)
 
 
 def test_two_tenants_with_one_token_and_no_token_in_any_message() -> None:

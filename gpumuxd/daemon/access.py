@@ -15,7 +15,7 @@ from gpumuxd.daemon.toml_table import TomlTable
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import ConfigError
 from gpumuxd.node.api import Tenant
-from gpumuxd.node.settings import TenantSettings
+from gpumuxd.node.settings import SharedMemorySettings, TenantSettings
 from gpumuxd.node.tenants import DEFAULT_TENANT, hash_token
 from gpumuxd.rpc.listener import Listener, parse_address
 from gpumuxd.rpc.tls import TlsFiles
@@ -97,9 +97,25 @@ def _parse_tenant(name: str, table: TomlTable) -> TenantSettings:
         ),
         sequences_max=table.take_int("sequences_max", limits.sequences_max, 0, 1_000_000),
     )
+        shared_memory_uids=table.take_ints("shared_memory_uids", 0, _UID_MAX),
 
 
 def _parse_token(table: TomlTable) -> bytes | None:
+def parse_shared_memory(table: TomlTable) -> SharedMemorySettings:
+    """Whether clients may register shared memory, and whose."""
+    base = SharedMemorySettings()
+    settings = SharedMemorySettings(
+        is_allowed=table.take_flag("allow", base.is_allowed),
+        uids=table.take_ints("uids", 0, _UID_MAX),
+        regions_max=table.take_int("regions_max", base.regions_max, 1, 100_000),
+        region_bytes_max=table.take_scaled(
+            "regions_mib_max", base.region_bytes_max, MIB, MIB, 1 << 50
+        ),
+    )
+    table.finish()
+    return settings
+
+
     """Only a hash goes on from here, and no message repeats a token."""
     if "token" in table and "token_sha256" in table:
         raise ConfigError(f"{table.path}: expected token or token_sha256, got both")

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpumuxd.core.placement import Policy
-from gpumuxd.daemon.access import parse_listeners, parse_tenants, parse_tls
+from gpumuxd.daemon.access import (
+    parse_listeners,
+    parse_shared_memory,
+    parse_tenants,
+    parse_tls,
+)
 from gpumuxd.daemon.changes import stated_keys
 from gpumuxd.daemon.toml_table import TomlTable
 from gpumuxd.errors import ConfigError, InvalidRequest
@@ -123,6 +128,8 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
     devices = _parse_devices(root, state_dir, environment)
     tenants, sockets = parse_tenants(root.take_table("tenants"))
     listen = root.take_table("listen")
+    shared_memory = parse_shared_memory(root.take_table("shared_memory"))
+    settings = replace(settings, shared_memory=shared_memory)
     tls = parse_tls(listen, tenants, environment)
     listeners = parse_listeners(listen, sockets, has_tenants=bool(tenants))
     message_bytes_max = listen.take_scaled("message_mib_max", 64 * MIB, MIB, MIB, MESSAGE_BYTES_MAX)

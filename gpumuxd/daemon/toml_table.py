@@ -89,6 +89,18 @@ class TomlTable:
             self.fail(key, "a list without repeats", value)
         return tuple(value)
 
+    def take_ints(self, key: str, minimum: int, maximum: int) -> tuple[int, ...] | None:
+        """None where it is not stated."""
+        value = self._take(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(
+            isinstance(item, int) and not isinstance(item, bool) and minimum <= item <= maximum
+            for item in value
+        ):
+            self.fail(key, f"a list of whole numbers from {minimum} to {maximum}", value)
+        return tuple(value)
+
     def take_enum(self, key: str, default: _E, kind: type[_E]) -> _E:
         """A member by its value where those are strings, else by its name."""
         names = {str(m.value) if isinstance(m.value, str) else m.name: m for m in kind}

@@ -7,7 +7,7 @@ import pytest
 from gpumuxd.daemon.config import Config, load_config, parse_config
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import ConfigError
-from gpumuxd.node.settings import RepositoryMode
+from gpumuxd.node.settings import RepositoryMode, SharedMemorySettings
 from gpumuxd.node.tenants import DEFAULT_TENANT, hash_token
 from gpumuxd.rpc.listener import Listener
 from gpumuxd.settings import (
@@ -166,6 +166,12 @@ def test_everything_said_arrives() -> None:
         ("[node]\ndrain_timeout_s = nan", "drain_timeout_s: expected a number, got nan"),
         ("[node]\ndrain_timeout_s = inf", "expected a number from 0 to 3600, got inf"),
         ("[node]\ndrain_timeout_s = -1", "expected a number from 0 to 3600, got -1"),
+        (
+            "[shared_memory]\nuids = 1000",
+            r"\[shared_memory\].uids: expected a list of whole numbers",
+        ),
+        ("[shared_memory]\nuids = [-1]", "uids: expected a list of whole numbers from 0"),
+        ("[shared_memory]\nuids = [true]", "uids: expected a list of whole numbers from 0"),
         ("[node]\nstartup_models = 'a'", "startup_models: expected a list of strings, got 'a'"),
         ("[node]\nstartup_models = ['a', 'a']", "expected a list without repeats"),
         ("[node]\nstartup_models = ['../a']", r"\[node\].startup_models: model name"),
@@ -300,6 +306,17 @@ def test_two_tenants_with_one_token_and_no_token_in_any_message() -> None:
 def test_the_bound(text: str, bound_ns: int | None) -> None:
     (device,) = parse(f"[scheduler]\npreemption_delay_ms_max = {text}").node.devices
     assert device.scheduler.preemption_delay_ns_max == bound_ns
+
+
+def test_shared_memory_is_off_unless_allowed_and_each_tenant_has_its_users() -> None:
+    assert not parse("").node.shared_memory.is_allowed
+    config = parse(
+        "[shared_memory]\nallow = true\nuids = [1000, 0]\nregions_max = 7\nregions_mib_max = 2\n"
+        "[tenants.a]\nsocket = '/run/a.sock'\n"
+        "[tenants.b]\nsocket = '/run/b.sock'\nshared_memory_uids = []"
+    )
+    assert config.node.shared_memory == SharedMemorySettings(True, (1000, 0), 7, 2 * MIB)
+    assert [tenant.shared_memory_uids for tenant in config.node.tenants] == [None, ()]
 
 
 def test_all_models_may_be_startup_models() -> None:

@@ -23,6 +23,7 @@ TABLES = (
     "[node]",
     "[repository]",
     "[listen]",
+    "[shared_memory]",
     "[[device]]",
     "[placement]",
     "[scheduler]",

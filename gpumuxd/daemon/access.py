@@ -31,6 +31,7 @@ _CREDENTIAL = "credential:"
 """Before the name of a file that systemd hands over: LoadCredential=, LoadCredentialEncrypted=."""
 
 _SUBJECT_CHARS_MAX = 256
+_UID_MAX = 2**32 - 2
 _TENANT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
 
 
@@ -96,11 +97,10 @@ def _parse_tenant(name: str, table: TomlTable) -> TenantSettings:
             "bytes_in_flight_max", limits.bytes_in_flight_max, 1, 1 << 50
         ),
         sequences_max=table.take_int("sequences_max", limits.sequences_max, 0, 1_000_000),
-    )
         shared_memory_uids=table.take_ints("shared_memory_uids", 0, _UID_MAX),
+    )
 
 
-def _parse_token(table: TomlTable) -> bytes | None:
 def parse_shared_memory(table: TomlTable) -> SharedMemorySettings:
     """Whether clients may register shared memory, and whose."""
     base = SharedMemorySettings()
@@ -116,6 +116,7 @@ def parse_shared_memory(table: TomlTable) -> SharedMemorySettings:
     return settings
 
 
+def _parse_token(table: TomlTable) -> bytes | None:
     """Only a hash goes on from here, and no message repeats a token."""
     if "token" in table and "token_sha256" in table:
         raise ConfigError(f"{table.path}: expected token or token_sha256, got both")

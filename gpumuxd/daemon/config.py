@@ -32,6 +32,7 @@ from gpumuxd.node.settings import (
     RecoverySettings,
     RepositoryMode,
 )
+from gpumuxd.rpc.connections import ConnectionLimits
 from gpumuxd.rpc.listener import Listener
 from gpumuxd.rpc.tls import TlsFiles
 from gpumuxd.settings import (
@@ -69,6 +70,8 @@ class Config:
 
     tls: TlsFiles | None = None
     """What encrypted listeners show, and whose certificates they ask for."""
+
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
     drain_ns_max: int = 30 * NS_PER_S
     """After SIGTERM, what was admitted ends in this time."""
@@ -125,14 +128,15 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
     )
     placement.finish()
     settings = replace(settings, recovery=_parse_recovery(root.take_table("recovery")))
+    shared_memory = parse_shared_memory(root.take_table("shared_memory"))
+    settings = replace(settings, shared_memory=shared_memory)
     devices = _parse_devices(root, state_dir, environment)
     tenants, sockets = parse_tenants(root.take_table("tenants"))
     listen = root.take_table("listen")
-    shared_memory = parse_shared_memory(root.take_table("shared_memory"))
-    settings = replace(settings, shared_memory=shared_memory)
     tls = parse_tls(listen, tenants, environment)
     listeners = parse_listeners(listen, sockets, has_tenants=bool(tenants))
     message_bytes_max = listen.take_scaled("message_mib_max", 64 * MIB, MIB, MIB, MESSAGE_BYTES_MAX)
+    limits = _parse_limits(listen)
     listen.finish()
     root.finish()
 
@@ -142,8 +146,31 @@ def parse_config(text: str, environment: Mapping[str, str] = os.environ) -> Conf
         state_dir=state_dir,
         message_bytes_max=message_bytes_max,
         tls=tls,
+        limits=limits,
         drain_ns_max=drain_ns,
         stated=stated_keys(document),
+    )
+
+
+def _parse_limits(table: TomlTable) -> ConnectionLimits:
+    base = ConnectionLimits()
+    day_ns = 24 * 3600 * NS_PER_S
+
+    def seconds(key: str, default_ns: int, minimum_ns: int) -> int:
+        return table.take_scaled(key, default_ns, NS_PER_S, minimum_ns, day_ns)
+
+    return ConnectionLimits(
+        connections_max=table.take_int("connections_max", base.connections_max, 1, 1_000_000),
+        calls_per_connection_max=table.take_int(
+            "calls_per_connection_max", base.calls_per_connection_max, 1, 1_000_000
+        ),
+        connection_idle_ns_max=seconds("connection_idle_s_max", base.connection_idle_ns_max, 0),
+        keepalive_ns=seconds("keepalive_s", base.keepalive_ns, 0),
+        keepalive_timeout_ns=seconds("keepalive_timeout_s", base.keepalive_timeout_ns, NS_PER_S),
+        client_ping_ns_min=seconds("client_ping_s_min", base.client_ping_ns_min, NS_PER_MS),
+        receiving_bytes_max=table.take_scaled(
+            "receiving_mib_max", base.receiving_bytes_max, MIB, MIB, 1 << 40
+        ),
     )
 
 

@@ -82,6 +82,7 @@ async def serve(config: Config, read_again: Callable[[], Config], notifier: Noti
             message_bytes_max=config.message_bytes_max,
             tls=config.tls,
             switches=switches,
+            limits=config.limits,
         )
         reloading = Reloading(config, read_again, node, front_door)
         front_door.claim()

@@ -8,9 +8,11 @@ a malformed message is the client's error and not ours.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -19,6 +21,7 @@ from gpumuxd.clock import monotonic_ns
 from gpumuxd.errors import GpumuxdError, InvalidRequest
 from gpumuxd.node.api import Tenant
 from gpumuxd.rpc.identity import Identify, IdentifyPeer, Metadata
+from gpumuxd.rpc.receiving import Receiving
 from gpumuxd.rpc.status import failure_of
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -75,8 +78,17 @@ def for_tenants(
     async def answer(data: bytes, arrival: Arrival) -> bytes:
         tenant = arrival.identify(arrival.metadata)
         caller = Caller(tenant, arrival.arrived_ns, arrival.remaining_s)
-        # The parsed message is not named here, so that `handle` can let go of its tensors.
         return (await handle(parse(request_type, data), caller)).SerializeToString()
+
+    return Method(answer, needs_tenant=True)
+
+
+def raw_for_tenants(handle: Callable[[bytes, Caller], Awaitable[bytes]]) -> Method:
+    """A method of a tenant that reads and writes its messages itself."""
+
+    async def answer(data: bytes, arrival: Arrival) -> bytes:
+        tenant = arrival.identify(arrival.metadata)
+        return await handle(data, Caller(tenant, arrival.arrived_ns, arrival.remaining_s))
 
     return Method(answer, needs_tenant=True)
 
@@ -94,7 +106,9 @@ def parse(request_type: type[RequestT], data: bytes) -> RequestT:
 class CallsInProgress:
     """The tasks of calls that are not answered yet, so that stopping can wait for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_begin: Callable[[asyncio.Task[object]], None]) -> None:
+        """`on_begin` hears of each task whose message is here."""
+        self._on_begin = on_begin
         self._tasks: set[asyncio.Task[object]] = set()
         self.begun = 0
 
@@ -105,6 +119,7 @@ class CallsInProgress:
         """Note the current task and return it."""
         task = asyncio.current_task()
         assert task is not None, "calls run in tasks"
+        self._on_begin(task)
         self._tasks.add(task)
         self.begun += 1
         return task
@@ -173,6 +188,56 @@ def bind(
         await context.abort(failure.code, failure.text, failure.trailing_metadata)
 
     return grpc.unary_unary_rpc_method_handler(behaviour)
+
+
+def reading(
+    path: str,
+    handler: "grpc.RpcMethodHandler[bytes, bytes]",
+    identify: IdentifyPeer | None,
+    receiving: Receiving,
+) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    """The handler of a call that may have to wait before its message is received: for a place, or
+    until its certificate has been looked at. Then it goes the way of all others. Nobody needs to be
+    identified where `identify` is None."""
+
+    async def receive(messages: AsyncIterator[bytes], context: Context) -> bytes:
+        task = asyncio.current_task()
+        assert task is not None, "calls run in tasks"
+        try:
+            whose = ""
+            if identify is not None:
+                metadata = tuple(context.invocation_metadata() or ())
+                whose = identify_by(identify, context)(metadata).name
+            await receiving.wait(whose)
+            data = await anext(messages, None)
+            receiving.received(task)
+            if data is not None:
+                return data
+            failure = failure_of(InvalidRequest("the call ended without a message"), path)
+        except GpumuxdError as error:
+            failure = failure_of(error, path)
+        await context.abort(failure.code, failure.text, failure.trailing_metadata)
+        raise AssertionError("abort raises")
+
+    # gRPC's types know no behaviour that is a coroutine.
+    respond: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+    async def unary(messages: AsyncIterator[bytes], context: Context) -> bytes:
+        answer: bytes = await respond(await receive(messages, context), context)
+        return answer
+
+    async def streaming(messages: AsyncIterator[bytes], context: Context) -> None:
+        answers = respond(await receive(messages, context), context)
+        if inspect.iscoroutine(answers):
+            await answers  # it writes them itself
+            return
+        async with aclosing(answers):
+            async for answer in answers:
+                await context.write(answer)
+
+    if handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(streaming)
+    return grpc.stream_unary_rpc_method_handler(unary)
 
 
 def refusing(error: GpumuxdError, path: str) -> "grpc.RpcMethodHandler[bytes, bytes]":

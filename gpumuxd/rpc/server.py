@@ -19,7 +19,8 @@ import structlog
 from gpumuxd.errors import Unauthenticated
 from gpumuxd.node.api import NodeApi, Tenant
 from gpumuxd.rpc import control, inference, recording
-from gpumuxd.rpc.call import CallsInProgress, Method, bind, refusing
+from gpumuxd.rpc.call import CallsInProgress, Method, bind, reading, refusing
+from gpumuxd.rpc.connections import ConnectionLimits
 from gpumuxd.rpc.health import HealthService
 from gpumuxd.rpc.identity import (
     IdentifyPeer,
@@ -44,23 +45,13 @@ from gpumuxd.rpc.listener import (
     parse_address,
     tcp_in_use,
 )
+from gpumuxd.rpc.receiving import Receiving
 from gpumuxd.rpc.recording import Stream, bind_stream
 from gpumuxd.rpc.server_settings import LogSwitches
 from gpumuxd.rpc.tls import TlsFiles, TlsIdentity, TlsMaterial
 
 ABORT_WAIT_S = 5.0
 """How long aborted calls may take to run their `finally` after the grace time."""
-
-_FRAME_BYTES = 1024 * 1024
-"""HTTP/2's own 16 KiB makes a thousand frames of a 16 MB tensor."""
-
-_PING_INTERVAL_MS_MIN = 10_000
-"""gRPC's default cuts off clients that ping more often than every 5 minutes."""
-
-_PENDING_CALLS_MAX = 2**31 - 1
-"""Calls that came and were not taken yet. gRPC drops some at random above 1000, with a bare
-CANCELLED; we take all at once and refuse what is too much with a reason. Such a call has no
-message in memory but what HTTP/2's flow control lets in."""
 
 QUIET_S = 0.05
 """Whoever was told that nothing new is taken asks again much later than this."""
@@ -78,13 +69,15 @@ class FrontDoor:
         tenants: Tenants,
         message_bytes_max: int,
         tls: TlsFiles | None = None,
+        limits: ConnectionLimits | None = None,
         switches: LogSwitches | None = None,
     ) -> None:
         """`tls` is what encrypted listeners need; `claim` reads it. Log settings are served where
         there are `switches` to set."""
+        limits = limits or ConnectionLimits()
         self._listeners = tuple(listeners)
         self._tenants = tenants
-        self._options = _server_options(message_bytes_max)
+        self._options = limits.options(message_bytes_max)
         self._services: dict[str, Mapping[str, Method | Stream]] = {
             inference.SERVICE: inference.InferenceService(node, switches).methods(),
             control.SERVICE: {
@@ -93,7 +86,8 @@ class FrontDoor:
             },
         }
         self._health = HealthService()
-        self._calls = CallsInProgress()
+        self._receiving = Receiving(limits.receiving_bytes_max, message_bytes_max)
+        self._calls = CallsInProgress(self._receiving.received)
         self._servers: list[grpc.aio.Server] = []
         self._claims: list[UnixClaim] = []
         self._is_claimed = False
@@ -222,17 +216,27 @@ class FrontDoor:
             for service, served in self._services.items()
             for name, method in served.items()
         }
-        return [_Handlers(methods, identify, self._calls), self._health.handler()]
+        others = self._health.handler()
+        return [_Handlers(methods, others, identify, self._calls, self._receiving)]
 
 
 class _Handlers(grpc.GenericRpcHandler):
     """All methods behind one listener. Who calls is in the metadata, which comes before the
-    message, so strangers are refused before one byte of theirs is kept."""
+    message, so strangers are refused before one byte of theirs is kept. What anyone may ask is
+    received in places of its own."""
 
     def __init__(
-        self, methods: Mapping[str, Method | Stream], identify: IdentifyPeer, calls: CallsInProgress
+        self,
+        methods: Mapping[str, Method | Stream],
+        others: grpc.GenericRpcHandler,
+        identify: IdentifyPeer,
+        calls: CallsInProgress,
+        receiving: Receiving,
     ) -> None:
+        """`others` are methods that anyone may call, too."""
+        self._others = others
         self._identify = identify
+        self._receiving = receiving
         self._handlers = {
             path: (
                 bind_stream(path, method, identify, calls)
@@ -247,15 +251,21 @@ class _Handlers(grpc.GenericRpcHandler):
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
         path = handler_call_details.method
-        if path in self._guarded:
-            try:
-                metadata = tuple(handler_call_details.invocation_metadata or ())
-                self._identify(metadata, names_unknown)
-            except NamesUnknown:
-                pass  # the call itself will say: its certificate is of an authority that we trust
-            except Unauthenticated as error:
-                return refusing(error, path)
-        return self._handlers.get(path)
+        if path not in self._guarded:
+            handler = self._handlers.get(path) or self._others.service(handler_call_details)
+            return handler and reading(path, handler, None, self._receiving)
+        handler = self._handlers[path]
+        try:
+            metadata = tuple(handler_call_details.invocation_metadata or ())
+            tenant = self._identify(metadata, names_unknown)
+        except NamesUnknown:
+            pass  # the call itself will say: its certificate is of an authority that we trust
+        except Unauthenticated as error:
+            return refusing(error, path)
+        else:
+            if self._receiving.take_nowait(tenant.name):
+                return handler
+        return reading(path, handler, self._identify, self._receiving)
 
 
 def _bind(
@@ -284,15 +294,3 @@ def _umask(mask: int) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-def _server_options(message_bytes_max: int) -> list[tuple[str, int]]:
-    return [
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", message_bytes_max),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.http2.max_frame_size", _FRAME_BYTES),
-        ("grpc.server.max_pending_requests", _PENDING_CALLS_MAX),
-        ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS_MAX),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_INTERVAL_MS_MIN),
-    ]

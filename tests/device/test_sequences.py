@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from gpumuxd.clock import monotonic_ns
+from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.device.sequences import Sequences
 from gpumuxd.domain import OutcomeKind, PriorityClass
+from gpumuxd.events import TenantChanged
 from gpumuxd.programs.exporter import export_model
+from gpumuxd.settings import SchedulerSettings
+from gpumuxd.units import MIB
 from gpumuxd.wire.frames import (
     Accepted,
     Block,
@@ -226,6 +230,18 @@ def test_no_more_is_held_than_there_is_room_for() -> None:
     sequences.drop("n", 4)
     assert sequences.held_bytes == 0
     assert asked[-1] == (48_000, ""), "as much as they take is left for runs"
+
+
+def test_the_books_of_a_device_say_what_fits() -> None:
+    scheduler = DeviceScheduler(SchedulerSettings(memory_bytes_max=4 * MIB))
+    scheduler.handle(TenantChanged("poor", memory_bytes_max=MIB), 0)
+    sequences = Sequences(scheduler.why_no_room)
+    quarter = MIB // 4 // 2  # elements of 4 bytes, in two sets
+    assert sequences.begin(begin(1, "poor", elements=quarter // 2)) == ""
+    assert "tenant 'poor' has" in sequences.begin(begin(2, "poor", elements=quarter))
+    assert sequences.begin(begin(3, "rich", elements=quarter)) == ""
+    assert "4.0 MiB are free" in sequences.begin(begin(4, "rich", elements=quarter))
+    assert sequences.held_bytes == 3 * MIB // 2
 
 
 def test_a_state_that_the_process_has_no_memory_for_is_refused() -> None:

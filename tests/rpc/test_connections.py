@@ -127,6 +127,8 @@ async def test_calls_over_the_limit_of_a_connection_wait_in_the_client() -> None
     await door.start()
     try:
         async with grpc.aio.insecure_channel(door.addresses[0]) as channel:
+            # A client knows the limit when it has heard of it: what it sends sooner is reset.
+            await ask(channel, LIVE, b"", pb.ServerLiveResponse)
             calls = [asyncio.ensure_future(infer(channel, good_request())) for _ in range(4)]
             for _ in range(2):
                 await began.get()

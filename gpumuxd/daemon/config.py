@@ -161,9 +161,6 @@ def _parse_limits(table: TomlTable) -> ConnectionLimits:
 
     return ConnectionLimits(
         connections_max=table.take_int("connections_max", base.connections_max, 1, 1_000_000),
-        calls_per_connection_max=table.take_int(
-            "calls_per_connection_max", base.calls_per_connection_max, 1, 1_000_000
-        ),
         connection_idle_ns_max=seconds("connection_idle_s_max", base.connection_idle_ns_max, 0),
         keepalive_ns=seconds("keepalive_s", base.keepalive_ns, 0),
         keepalive_timeout_ns=seconds("keepalive_timeout_s", base.keepalive_timeout_ns, NS_PER_S),

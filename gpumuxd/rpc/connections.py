@@ -1,7 +1,9 @@
 """What connections may take, and how one that is dead is noticed, as gRPC's server is told it.
 
 Every limit with its name, unit, default and reason. What a tenant's requests may take is the node's
-business.
+business. Calls on one connection have no limit here: gRPC resets those above it without a reason,
+also a few of clients that keep to it (it counts one for a moment longer than they do), and what
+they may take is bounded by tenant.
 """
 
 from dataclasses import dataclass
@@ -26,10 +28,6 @@ class ConnectionLimits:
 
     connections_max: int = 1024
     """The next one is closed at once. A client needs one."""
-
-    calls_per_connection_max: int = 10_000
-    """More wait in the client, without a word of ours. Far above what a tenant may have in flight:
-    who asks too much should hear it from us."""
 
     connection_idle_ns_max: int = 0
     """A connection without a call for this long is closed; its client opens another when it next
@@ -59,7 +57,6 @@ class ConnectionLimits:
             ("grpc.server.max_pending_requests", _PENDING_CALLS_MAX),
             ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS_MAX),
             ("grpc.max_allowed_incoming_connections", self.connections_max),
-            ("grpc.max_concurrent_streams", self.calls_per_connection_max),
             ("grpc.max_connection_idle_ms", _ms(self.connection_idle_ns_max)),
             ("grpc.keepalive_time_ms", _ms(self.keepalive_ns)),
             ("grpc.keepalive_timeout_ms", _ms(self.keepalive_timeout_ns)),

@@ -13,8 +13,8 @@ from gpumuxd.rpc.listener import Listener
 from gpumuxd.rpc.server import FrontDoor
 from gpumuxd.units import NS_PER_MS, NS_PER_S
 from tests.rpc import http2
-from tests.rpc.fake_node import CAMERA, FakeTenants, fake_node
-from tests.rpc.front import MESSAGE_BYTES_MAX, ask, good_request, infer
+from tests.rpc.fake_node import FakeTenants, fake_node
+from tests.rpc.front import MESSAGE_BYTES_MAX, ask
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 
@@ -109,31 +109,3 @@ async def test_a_client_without_calls_may_ask_as_often_as_it_is_told() -> None:
 
     async with limited(ConnectionLimits(client_ping_ns_min=NS_PER_MS)) as port:
         assert await asyncio.to_thread(asked, port) == count
-
-
-async def test_calls_over_the_limit_of_a_connection_wait_in_the_client() -> None:
-    node = fake_node()
-    limits = ConnectionLimits(calls_per_connection_max=2)
-    began: asyncio.Queue[None] = asyncio.Queue()
-    go_on = asyncio.Event()
-
-    async def hold(call: object) -> None:
-        began.put_nowait(None)
-        await go_on.wait()
-
-    node.before_reply = hold
-    listeners = (Listener("127.0.0.1:0", CAMERA),)
-    door = FrontDoor(node, listeners, FakeTenants(), MESSAGE_BYTES_MAX, limits=limits)
-    await door.start()
-    try:
-        async with grpc.aio.insecure_channel(door.addresses[0]) as channel:
-            # A client knows the limit when it has heard of it: what it sends sooner is reset.
-            await ask(channel, LIVE, b"", pb.ServerLiveResponse)
-            calls = [asyncio.ensure_future(infer(channel, good_request())) for _ in range(4)]
-            for _ in range(2):
-                await began.get()
-            assert len(node.calls) == 2
-            go_on.set()
-            assert len(await asyncio.gather(*calls)) == 4
-    finally:
-        await door.stop(0)

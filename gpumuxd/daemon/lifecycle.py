@@ -195,6 +195,7 @@ async def _stop(
 ) -> dict[str, int]:
     """End all of it, and return how many requests were cut: by tenant and model."""
     _log.info("stopping", requests_in_flight=node.requests_in_flight)
+    front_door.drain()
     is_drained = await _drain(node, signals, drain_ns_max)
     if not is_drained:
         await node.cut()

@@ -18,7 +18,7 @@ import structlog
 
 from gpumuxd.errors import Unauthenticated
 from gpumuxd.node.api import NodeApi, Tenant
-from gpumuxd.rpc import control, inference, recording
+from gpumuxd.rpc import control, inference, recording, stream_infer
 from gpumuxd.rpc.call import CallsInProgress, Method, bind, reading, refusing
 from gpumuxd.rpc.connections import ConnectionLimits
 from gpumuxd.rpc.health import HealthService
@@ -48,6 +48,7 @@ from gpumuxd.rpc.listener import (
 from gpumuxd.rpc.receiving import Receiving
 from gpumuxd.rpc.recording import Stream, bind_stream
 from gpumuxd.rpc.server_settings import LogSwitches
+from gpumuxd.rpc.streams import Duplex, OpenStreams, bind_duplex
 from gpumuxd.rpc.tls import TlsFiles, TlsIdentity, TlsMaterial
 
 ABORT_WAIT_S = 5.0
@@ -78,14 +79,18 @@ class FrontDoor:
         self._listeners = tuple(listeners)
         self._tenants = tenants
         self._options = limits.options(message_bytes_max)
-        self._services: dict[str, Mapping[str, Method | Stream]] = {
-            inference.SERVICE: inference.InferenceService(node, switches).methods(),
+        self._services: dict[str, Mapping[str, Method | Stream | Duplex]] = {
+            inference.SERVICE: {
+                **inference.InferenceService(node, switches).methods(),
+                **stream_infer.StreamInferService(node).methods(),
+            },
             control.SERVICE: {
                 **control.ControlService(node).methods(),
                 **recording.RecordingService(node).methods(),
             },
         }
         self._health = HealthService()
+        self._streams = OpenStreams()
         self._receiving = Receiving(limits.receiving_bytes_max, message_bytes_max)
         self._calls = CallsInProgress(self._receiving.received)
         self._servers: list[grpc.aio.Server] = []
@@ -167,6 +172,10 @@ class FrontDoor:
             raise
         _logger.info("listening", addresses=self._addresses)
 
+    def drain(self) -> None:
+        """Streams of inferences end when what they asked for is answered. All else goes on."""
+        self._streams.drain()
+
     async def hear_out(self, limit_s: float) -> None:
         """Go on until nothing comes any more. Who has sent something before it heard of the end is
         refused with a reason, where gRPC would end the call with a bare CANCELLED."""
@@ -182,6 +191,7 @@ class FrontDoor:
         """Take nothing new, let calls finish for up to `grace_s`, then abort them. Idempotent."""
         self._health.set_serving(False)
         self._health.close()
+        self._streams.drain()
         servers, self._servers = self._servers, []
         async with asyncio.TaskGroup() as group:
             for server in servers:
@@ -217,7 +227,7 @@ class FrontDoor:
             for name, method in served.items()
         }
         others = self._health.handler()
-        return [_Handlers(methods, others, identify, self._calls, self._receiving)]
+        return [_Handlers(methods, others, identify, self._calls, self._receiving, self._streams)]
 
 
 class _Handlers(grpc.GenericRpcHandler):
@@ -227,23 +237,19 @@ class _Handlers(grpc.GenericRpcHandler):
 
     def __init__(
         self,
-        methods: Mapping[str, Method | Stream],
+        methods: Mapping[str, Method | Stream | Duplex],
         others: grpc.GenericRpcHandler,
         identify: IdentifyPeer,
         calls: CallsInProgress,
         receiving: Receiving,
+        streams: OpenStreams,
     ) -> None:
         """`others` are methods that anyone may call, too."""
         self._others = others
         self._identify = identify
         self._receiving = receiving
         self._handlers = {
-            path: (
-                bind_stream(path, method, identify, calls)
-                if isinstance(method, Stream)
-                else bind(path, method.answer, identify, calls)
-            )
-            for path, method in methods.items()
+            path: _bound(path, method, identify, calls, streams) for path, method in methods.items()
         }
         self._guarded = {path for path, method in methods.items() if method.needs_tenant}
 
@@ -253,7 +259,9 @@ class _Handlers(grpc.GenericRpcHandler):
         path = handler_call_details.method
         if path not in self._guarded:
             handler = self._handlers.get(path) or self._others.service(handler_call_details)
-            return handler and reading(path, handler, None, self._receiving)
+            if handler is None or handler.request_streaming:
+                return handler
+            return reading(path, handler, None, self._receiving)
         handler = self._handlers[path]
         try:
             metadata = tuple(handler_call_details.invocation_metadata or ())
@@ -263,9 +271,26 @@ class _Handlers(grpc.GenericRpcHandler):
         except Unauthenticated as error:
             return refusing(error, path)
         else:
-            if self._receiving.take_nowait(tenant.name):
+            if not handler.request_streaming and self._receiving.take_nowait(tenant.name):
                 return handler
+        if handler.request_streaming:
+            return handler  # streams are limited by their number: each reads one by one
         return reading(path, handler, self._identify, self._receiving)
+
+
+def _bound(
+    path: str,
+    method: Method | Stream | Duplex,
+    identify: IdentifyPeer,
+    calls: CallsInProgress,
+    streams: OpenStreams,
+) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    match method:
+        case Duplex():
+            return bind_duplex(path, method, identify, calls, streams)
+        case Stream():
+            return bind_stream(path, method, identify, calls)
+    return bind(path, method.answer, identify, calls)
 
 
 def _bind(

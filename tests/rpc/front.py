@@ -32,6 +32,7 @@ class Front:
     target: str
     shared: str
     switches: "FakeSwitches"
+    tenants: FakeTenants
 
 
 @dataclass
@@ -55,7 +56,7 @@ async def open_front(node: FakeNode, directory: Path) -> AsyncIterator[Front]:
     door.set_serving(True)
     own, shared = door.addresses
     try:
-        yield Front(door, node, own, shared, switches)
+        yield Front(door, node, own, shared, switches, tenants)
     finally:
         await door.stop(0)
 

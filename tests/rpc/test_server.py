@@ -149,7 +149,6 @@ async def test_a_message_over_the_limit_is_refused_and_one_at_the_limit_not(
         ("RepositoryIndex", {"repository_name": "r"}, "UNIMPLEMENTED", "repository_name"),
         ("ModelMetadata", {"name": "nobody"}, "NOT_FOUND", "'nobody'"),
         ("ModelConfig", {"name": "unloaded"}, "UNAVAILABLE", "not loaded"),
-        ("ModelStreamInfer", {}, "UNIMPLEMENTED", ""),
         ("CudaSharedMemoryStatus", {}, "UNIMPLEMENTED", ""),
     ],
 )

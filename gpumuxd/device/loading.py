@@ -24,6 +24,7 @@ from typing import TypeVar
 from gpumuxd.clock import Clock
 from gpumuxd.core.device_scheduler import DeviceScheduler
 from gpumuxd.device import process_memory
+from gpumuxd.device.joining import Found, Joining
 from gpumuxd.device.log import log
 from gpumuxd.device.long_groups import longest_groups
 from gpumuxd.device.measuring import INTERNAL_MARK, Measuring
@@ -41,6 +42,7 @@ from gpumuxd.programs.served import AnyProgram, Served, open_model
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.units import MIB
 from gpumuxd.wire.frames import (
+    NOTE_CHARACTERS_MAX,
     Frame,
     LoadModel,
     ModelFailed,
@@ -217,7 +219,7 @@ class Loading:
         )
         model.served = served
         _check_wanted(model)
-        buckets = served.profile_buckets(self._settings.profile_batch_max)
+        buckets = self._buckets(model, served)
         key = self._profile_key(model, served, buckets)
         stored = None
         if self._cache is not None:
@@ -238,8 +240,38 @@ class Loading:
         profile = yield from measuring.profile(program, cuts, stored)
         if self._cache is not None and profile != stored and not self._cache.put(key, profile):
             log("warning", "profile_not_stored", model=model.frame.model)
+        found = yield from self._try_joining(model, served, program, profile)
         _check_wanted(model)
-        self._serve(model, served, program, profile, stored is not None)
+        self._serve(model, served, program, profile, stored is not None, found)
+
+    def _buckets(self, model: _Model, served: Served) -> list[Bucket]:
+        """Those to measure: up to what runs alone, and to what shares a run."""
+        batching = model.frame.batching
+        joined = 0 if batching is None else batching.sizes[-1]
+        return served.profile_buckets(max(self._settings.profile_batch_max, joined))
+
+    def _try_joining(
+        self, model: _Model, served: Served, program: AnyProgram, profile: StoredProfile
+    ) -> Steps[Found]:
+        frame = model.frame
+        if frame.batching is None:
+            return Found(0, "")
+        trial = Joining(
+            f"{frame.model}{INTERNAL_MARK}joined",
+            frame.tenant,
+            served,
+            frame.batching,
+            frame.fills,
+            frame.padded,
+            sorted(profile.run_ns),
+            self.own,
+            self._executor.wake,
+            lambda: _check_wanted(model),
+        )
+        found = yield from trial.find(program)
+        if not found.rows_max:
+            log("warning", "batching_off", model=frame.model, reason=found.note)
+        return found
 
     def _build(self, make: Callable[[], _T]) -> Steps[_T]:
         return build(make, self._executor.wake)
@@ -263,9 +295,10 @@ class Loading:
         program: AnyProgram,
         profile: StoredProfile,
         was_cached: bool,
+        found: Found,
     ) -> None:
         frame = model.frame
-        self._executor.load(frame.model, program)
+        self._executor.load(frame.model, program, frame.fills)
         ready = ModelReady(
             model=frame.model,
             profile=model_profile(
@@ -275,9 +308,10 @@ class Loading:
             slo_ns=frame.slo_ns,
             weights_bytes=served.weights_bytes,
             tenant=frame.tenant,
+            batching=frame.batching if found.rows_max else None,
         )
         self._scheduler.handle(ready, self._clock())
-        buckets = served.profile_buckets(self._settings.profile_batch_max)
+        buckets = self._buckets(model, served)
         loaded = ModelLoaded(
             model=frame.model,
             group_count=program.group_count,
@@ -288,6 +322,8 @@ class Loading:
             profile_was_cached=was_cached,
             longest_groups=longest_groups(profile),
             left_out=tuple(each for each in buckets if each not in profile.run_ns),
+            batch_rows_max=found.rows_max,
+            batching_note=found.note[:NOTE_CHARACTERS_MAX],
         )
         self._post(loaded)
         log("debug", "program_ready", key=frame.model, groups=program.group_count)

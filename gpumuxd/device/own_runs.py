@@ -38,11 +38,13 @@ class RunFailed(InvalidModel):
 
 @dataclass(slots=True)
 class OwnRun:
-    """One run: the time of each group, and the most bytes its frame held between two of them."""
+    """One run: the time of each group, the most bytes its frame held between two of them, and the
+    outputs, if there was room for them."""
 
     request_id: int
     group_ns: list[int] = field(default_factory=list)
     frame_bytes: int = 0
+    results: Sequence[torch.Tensor] = ()
     outcome: Outcome | None = None
     refusal: GpumuxdError | None = None
 
@@ -145,12 +147,13 @@ class OwnRuns:
         bucket: Bucket,
         inputs: Sequence[torch.Tensor],
         why_stop: WhyStop | None = None,
+        outputs: Sequence[torch.Tensor] = (),
     ) -> Steps[OwnRun]:
         """Run a program once. Raises what `why_stop` returned, RunFailed or OutOfDeviceMemory."""
         self._last_id -= 1
         run = self._run = OwnRun(self._last_id)
         self._why_stop = why_stop
-        self._executor.bind(run.request_id, inputs, ())
+        self._executor.bind(run.request_id, inputs, outputs)
         arrived = RequestArrived(
             request_id=run.request_id,
             tenant="",
@@ -163,6 +166,8 @@ class OwnRuns:
         self._scheduler.handle(arrived, self._clock())
         yield lambda: run.outcome is not None
         self._run = None
+        if outputs:
+            _, run.results = self._executor.result(run.request_id)
         self._executor.unbind(run.request_id)
         assert run.outcome is not None
         if run.refusal is not None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import InvalidManifest
+from gpumuxd.models.batching_policy import EXPECTED as EXPECTED_BATCHING
+from gpumuxd.models.batching_policy import BatchingPolicy, parse_batching
 from gpumuxd.models.files import NotRegular, open_regular
 from gpumuxd.models.sequence_policy import EXPECTED as EXPECTED_SEQUENCE
 from gpumuxd.models.sequence_policy import SequencePolicy, parse_sequence
@@ -43,6 +45,7 @@ class Manifest:
     versions      which of its versions serve
     idempotent    may a request be run again whose device was lost while it ran
     sequence      what is kept between the steps of a sequence; None: it serves none
+    batching      which requests may share a run; None: each runs alone
     """
 
     slo_ms: float | None = None
@@ -54,6 +57,7 @@ class Manifest:
     versions: VersionPolicy = DEFAULT_POLICY
     idempotent: bool = True
     sequence: SequencePolicy | None = None
+    batching: BatchingPolicy | None = None
 
     @property
     def slo_ns(self) -> int | None:
@@ -109,6 +113,7 @@ def parse_manifest(data: bytes) -> Manifest:
         versions=_versions(table),
         idempotent=_idempotent(table),
         sequence=_sequence(table),
+        batching=_batching(table),
     )
 
 
@@ -205,4 +210,14 @@ def _sequence(table: Mapping[str, Any]) -> SequencePolicy | None:
     policy = parse_sequence(value)
     if policy is None:
         raise _wrong("sequence", EXPECTED_SEQUENCE, value)
+    return policy
+
+
+def _batching(table: Mapping[str, Any]) -> BatchingPolicy | None:
+    value = table.get("batching")
+    if value is None:
+        return None
+    policy = parse_batching(value)
+    if policy is None:
+        raise _wrong("batching", EXPECTED_BATCHING, value)
     return policy

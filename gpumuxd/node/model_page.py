@@ -85,7 +85,7 @@ def loaded_view(
         bound=bound_for(spec, buckets, bound),
         verdict=verdict(spec, buckets, bound, replica.device),
         notes=(
-            *filter(None, (slo,)),
+            *filter(None, (slo, _batching(loaded))),
             *_notes(spec, buckets, rows_max),
             *_left_out(spec, loaded, rows_max),
         ),
@@ -173,6 +173,11 @@ def _notes(spec: ModelSpec, buckets: Sequence[BucketView], rows_max: int) -> lis
                 "other sizes take is learnt from requests."
             )
     return notes
+
+
+def _batching(loaded: ModelLoaded) -> str:
+    """What a trial at load found, where the manifest asks for batching."""
+    return f"Batching: {loaded.batching_note}." if loaded.batching_note else ""
 
 
 def _left_out(spec: ModelSpec, loaded: ModelLoaded, rows_max: int) -> list[str]:

@@ -76,6 +76,8 @@ class Placing:
             check_hash(found.sha256, artifact.artifact_hash, found.artifact_name)
             if found.manifest.sequence is not None:
                 found.manifest.sequence.check(artifact.spec)
+            if found.manifest.batching is not None:
+                found.manifest.batching.check(artifact.spec, found.manifest.batch_max)
             return await self._spread(entry, artifact, found.manifest, ())
         finally:
             artifact.close()
@@ -205,12 +207,16 @@ class Placing:
         device = link.settings.device
         permitted = manifest.tenants
         class_max = self._tenants.class_max_of(manifest)
+        policy, spec = manifest.batching, artifact.spec
         frame = LoadModel(
             model=key_of(entry, next(self._numbers)),
             artifact_hash=artifact.artifact_hash,
             class_max=class_max,
             slo_ns=manifest.slo_ns,
             tenant=permitted[0] if permitted is not None and len(permitted) == 1 else "",
+            batching=None if policy is None else policy.batching(spec, manifest.batch_max),
+            padded=() if policy is None else policy.padded,
+            fills=() if policy is None else policy.fills(spec),
         )
         weights_bytes = artifact.weights_bytes
         self._under_way[device].append(weights_bytes)
@@ -222,7 +228,7 @@ class Placing:
             ) from None
         finally:
             self._under_way[device].remove(weights_bytes)
-        if why := why_wrong_loaded(artifact.spec, loaded):
+        if why := why_wrong_loaded(spec, loaded):
             link.kill(f"it loaded {frame.model!r} with {why}")
             raise ModelFaulted(f"device {device} loaded it with {why}, and was ended")
         if not link.is_alive:  # it said that it loaded, and then ended
@@ -236,7 +242,7 @@ class Placing:
             manifest=manifest,
             class_max=class_max,
             loaded=loaded,
-            checker=CallChecker(artifact.spec, manifest.batch_max, manifest.sequence),
+            checker=CallChecker(spec, manifest.batch_max, manifest.sequence, policy),
         )
 
 

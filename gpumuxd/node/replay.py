@@ -52,6 +52,7 @@ class _Request:
     output_bytes: int = 0
     replays: int = 0
     slot: int | None = None
+    is_suspect: bool = False
 
 
 class Requests:
@@ -132,6 +133,8 @@ class Requests:
             deadline_ns=call.deadline_ns,
             inputs=memory.inputs,
             outputs=memory.outputs,
+            # What may have ended a device shares no run: nobody else should be in flight with it.
+            batch_key=None if request.is_suspect else fit.batch_key,
             sequence=_state_of(request, fit),
         )
         return fit, frame, memory
@@ -159,6 +162,7 @@ class Requests:
         while True:
             self._check_may_again(request, replica, lost)
             request.replays += 1
+            request.is_suspect |= isinstance(lost, RequestLost) and lost.is_suspect
             replica, turn = await self._wait_turn(request.call, replica, lost)
             try:
                 return await self._send(request, replica)

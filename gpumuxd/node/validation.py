@@ -15,6 +15,7 @@ import msgspec
 
 from gpumuxd.domain import Bucket, PriorityClass
 from gpumuxd.errors import InvalidModel, InvalidRequest, PermissionDenied, limit_facts
+from gpumuxd.models.batching_policy import BatchingPolicy
 from gpumuxd.models.sequence_policy import SequencePolicy
 from gpumuxd.models.spec import (
     ModelSpec,
@@ -53,7 +54,8 @@ class Fit:
 
     `places` tells where in the call each input of the spec is. `wanted` are positions in
     `outputs`, in the order asked for. `states` are what the sequence of a step keeps: these are
-    not among the inputs, nor among the outputs unless they are wanted.
+    not among the inputs, nor among the outputs unless they are wanted. Calls with an equal
+    `batch_key` can share a run; None: it runs alone.
     """
 
     bucket: Bucket
@@ -65,6 +67,7 @@ class Fit:
     input_bytes: int
     output_bytes: int
     states: tuple[StateTensor, ...] = ()
+    batch_key: Bucket | None = None
 
 
 class CheckedCall(NamedTuple):
@@ -87,8 +90,10 @@ class CallChecker:
         spec: ModelSpec,
         rows_max: int | None = None,
         sequence: SequencePolicy | None = None,
+        batching: BatchingPolicy | None = None,
     ) -> None:
         self._spec = spec
+        self._joining = None if batching is None else _Joining(spec, rows_max, batching)
         self._sequence = sequence
         self._rows_max = rows_max
         self._fits: dict[object, Fit] = {}
@@ -104,6 +109,8 @@ class CallChecker:
         if fit is None:
             if call.sequence is None:
                 fit = _fit(self._spec, call, self._rows_max)
+                if self._joining is not None:
+                    fit = replace(fit, batch_key=self._joining.key(fit))
             else:
                 fit = _fit_step(self._spec, self._sequence, call, self._rows_max)
             if len(self._fits) >= FITS_KEPT_MAX:
@@ -115,6 +122,24 @@ class CallChecker:
         for tensor, place in zip(fit.inputs, fit.places, strict=True):
             data.append(_checked_bytes(tensor, call.inputs[place]))
         return CheckedCall(fit, tuple(data))
+
+
+class _Joining:
+    """Which calls of a model can share a run: those that agree in all sizes but the number of rows
+    and what may be padded."""
+
+    def __init__(self, spec: ModelSpec, rows_max: int | None, policy: BatchingPolicy) -> None:
+        self._spec = spec
+        self._rows_max = policy.batching(spec, rows_max).sizes[-1]
+        ignored = (spec.batch_symbol, *policy.padded)
+        self._symbols = [each.name for each in spec.symbols if each.name not in ignored]
+
+    def key(self, fit: Fit) -> Bucket | None:
+        """None where nobody could join it."""
+        if not 0 < fit.rows < self._rows_max:
+            return None
+        sizes = self._spec.bind({tensor.spec.name: tensor.shape for tensor in fit.inputs})
+        return tuple(sizes[symbol] for symbol in self._symbols)
 
 
 def _fit(spec: ModelSpec, call: InferCall, rows_max: int | None) -> Fit:

@@ -34,6 +34,8 @@ FRAME_BYTES_MAX = 64 * 1024
 
 INT64_MAX = 2**63 - 1
 
+NOTE_CHARACTERS_MAX = 1000
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 """A number from a child or a loader, which may have been turned: what is added, shown and passed on
 must be one that nothing above chokes on. Checked once, when the frame is decoded."""
@@ -138,7 +140,9 @@ class SetTenant(Frame, frozen=True):
 class LoadModel(Frame, frozen=True):
     """Two descriptors beside it: the plan's memfd and the weights' memfd, both sealed.
 
-    `artifact_hash` keys the profile cache. Answered by ModelLoaded or ModelFailed.
+    `artifact_hash` keys the profile cache. Where requests may share a run, `padded` names the
+    dimensions in which they may differ, and if there are any, `fills` has for each input what it is
+    filled with. Answered by ModelLoaded or ModelFailed.
     """
 
     model: str
@@ -147,6 +151,8 @@ class LoadModel(Frame, frozen=True):
     slo_ns: int | None
     tenant: str
     batching: Batching | None = None
+    padded: tuple[str, ...] = ()
+    fills: tuple[int | float, ...] = ()
 
 
 class UnloadModel(Frame, frozen=True):
@@ -240,7 +246,8 @@ class ModelLoaded(Frame, frozen=True):
 
     `longest_groups` has for each bucket of `run_ns`, in its order, the longest groups, the longest
     first: all of them, or as many as one frame has room for. `left_out` are the buckets that were
-    to be measured and would have taken too long.
+    to be measured and would have taken too long. `batch_rows_max` is how many rows share a run, 0
+    if requests run alone, and `batching_note` what was found when that was tried.
     """
 
     model: str
@@ -252,6 +259,8 @@ class ModelLoaded(Frame, frozen=True):
     profile_was_cached: bool
     longest_groups: tuple[tuple[LongGroup, ...], ...] = ()
     left_out: tuple[Sizes, ...] = ()
+    batch_rows_max: Count = 0
+    batching_note: Annotated[str, msgspec.Meta(max_length=NOTE_CHARACTERS_MAX)] = ""
 
 
 class ModelFailed(Frame, frozen=True):

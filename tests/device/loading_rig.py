@@ -44,7 +44,7 @@ class FakeExecutor:
         self.launched: list[Slice] = []
         self.woken = threading.Event()
 
-    def load(self, key: str, program: object) -> None:
+    def load(self, key: str, program: object, fills: object = ()) -> None:
         assert key not in self.programs
         self.programs[key] = program
 

@@ -19,6 +19,7 @@ import torch
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import OutcomeKind, PriorityClass
 from gpumuxd.loader.main import read
+from gpumuxd.models.batching_policy import BatchingPolicy
 from gpumuxd.models.spec import ModelSpec, evaluate_shape, tensor_bytes
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.units import GIB, MIB
@@ -152,13 +153,27 @@ class DeviceChild:
         model: str,
         class_max: PriorityClass = PriorityClass.REALTIME,
         slo_ns: int | None = None,
+        policy: BatchingPolicy | None = None,
     ) -> None:
         self._specs[model] = artifact.spec
         frame = LoadModel(model, artifact.hash, class_max, slo_ns, "tenant")
+        if policy is not None:
+            frame = msgspec.structs.replace(
+                frame,
+                batching=policy.batching(artifact.spec, None),
+                padded=policy.padded,
+                fills=policy.fills(artifact.spec),
+            )
         self.send(frame, [artifact.plan_fd, artifact.weights_fd])
 
-    def load(self, artifact: LoadedArtifact, model: str) -> ModelLoaded:
-        self.send_load(artifact, model)
+    def load(
+        self,
+        artifact: LoadedArtifact,
+        model: str,
+        class_max: PriorityClass = PriorityClass.REALTIME,
+        policy: BatchingPolicy | None = None,
+    ) -> ModelLoaded:
+        self.send_load(artifact, model, class_max, policy=policy)
         frame = self.expect_either(ModelLoaded, ModelFailed)
         assert isinstance(frame, ModelLoaded), frame
         return frame

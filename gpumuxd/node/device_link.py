@@ -294,7 +294,7 @@ class DeviceLink:
         self._check_alive()
         if self._recording is not None:
             raise WrongMode("a recording of this device goes on already")
-        recording = Recording(lambda: self._channel.owe(frames.StopRecording()))
+        recording = Recording(bytes_max, lambda: self._channel.owe(frames.StopRecording()))
         try:
             self._send_now(frames.StartRecording(bytes_max), [recording.fd])
         except BaseException:

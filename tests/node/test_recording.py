@@ -1,6 +1,7 @@
 """A recording in the parent: who gets one, what ends it, and that nothing of it stays open."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from gpumuxd.errors import DeviceLost, Draining, InvalidRequest, PermissionDenied, WrongMode
 from gpumuxd.node.api import RecordingEnd
 from gpumuxd.node.node import Node
+from gpumuxd.node.recording import PART_BYTES, Recording
 from gpumuxd.units import MIB, NS_PER_S
 from gpumuxd.wire import frames
 from tests.node.fakes import WAIT_S
@@ -107,3 +109,26 @@ async def test_a_device_that_is_not_up_has_none(world: World) -> None:
         await world.device.wait_lives(2)
         with pytest.raises(DeviceLost, match="cpu:0 is not up"):
             record(node)
+
+
+async def test_a_child_that_went_wrong_can_not_take_more_memory_than_was_asked_for() -> None:
+    recording = Recording(2 * PART_BYTES, lambda: None)
+    childs = os.dup(recording.fd)  # what a child gets: the same open file
+    parts = recording.parts(60 * NS_PER_S)
+    async with asyncio.timeout(WAIT_S):
+        assert os.write(childs, b"begin") == 5
+        assert await anext(parts) == b"begin"
+        os.write(childs, bytes(2 * PART_BYTES - 5))
+        with pytest.raises(PermissionError):
+            os.write(childs, b"x")
+        with pytest.raises(PermissionError):
+            os.ftruncate(childs, 4 * PART_BYTES)
+        os.lseek(childs, 1 << 40, os.SEEK_SET)
+        recording.end(ENDED)
+        rest = [part async for part in parts]
+    assert [len(part) for part in rest[:-1] if isinstance(part, bytes)] == [
+        PART_BYTES,
+        PART_BYTES - 5,
+    ]
+    assert rest[-1] == RecordingEnd("as it was told to", 7, 8, is_whole=True)
+    os.close(childs)

@@ -1,5 +1,8 @@
 """From a RequestArrived to its Admit or its refusal.
 
+The arrival test is of a request that runs alone: whom a shared run serves sooner may be refused by
+it, nobody is promised what only others' company would bring.
+
 It makes the cursor, asks `admission` and `feasibility` at the next poll, and carries their answer
 out: admitted cursors go to the run queue of their lane, refused ones get their Finish at once. It
 must not know what becomes of them afterwards (`endings`) or who goes next (`launcher`).
@@ -11,8 +14,10 @@ from collections.abc import Iterable, Mapping
 
 from gpumuxd.commands import Admit, Command
 from gpumuxd.core import admission, feasibility
+from gpumuxd.core.batching import may_share
 from gpumuxd.core.bucket_table import ONE, BucketTable
 from gpumuxd.core.cursor import Cursor
+from gpumuxd.core.eligibility import Blocked
 from gpumuxd.core.endings import Endings
 from gpumuxd.core.estimator import Estimator
 from gpumuxd.core.lanes import Lanes, LaneState
@@ -28,6 +33,7 @@ from gpumuxd.settings import Order, SchedulerSettings
 # Bound to names, because naming a member through its enum class takes 0.4 us on Python 3.11.
 _REALTIME = PriorityClass.REALTIME
 _PROFILE = CursorKind.PROFILE
+_HELD_FOR_BATCH = Blocked.HELD_FOR_BATCH.value
 
 
 class Arrivals:
@@ -77,8 +83,9 @@ class Arrivals:
         cursors = self._endings.cursors
         assert event.request_id not in cursors, f"request {event.request_id} arrived twice"
         self.count += 1
+        self._endings.cursor_no = cursor_no = self._endings.cursor_no + 1
         cursor = Cursor(
-            cursor_id=self.count,
+            cursor_id=cursor_no,
             kind=event.kind,
             model_key=event.model,
             bucket=event.bucket,
@@ -88,6 +95,8 @@ class Arrivals:
             arrival=self.count,
             arrived_ns=event.arrived_ns,
             deadline_ns=event.deadline_ns,
+            rows=event.rows,
+            batch_key=event.batch_key,
         )
         cursors[event.request_id] = cursor
         self.undecided.append(cursor)
@@ -146,7 +155,12 @@ class Arrivals:
             self._launcher.bounds_are_stale = True
         cursor.admit(model, table)
         self._endings.admitted(cursor)
-        lane.run_queue.add(cursor)
+        if model.batching is not None and may_share(cursor):
+            cursor.runs_alone = False
+            self._launcher.batcher.add(cursor, lane.run_queue, now_ns)
+            self._counters.blocked[_HELD_FOR_BATCH] += cursor.is_held
+        else:
+            lane.run_queue.add(cursor)
         commands.append(Admit(cursor.members[0], finish_ns if cursor.predicted_ns else 0))
         return None
 

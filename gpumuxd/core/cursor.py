@@ -24,7 +24,8 @@ _UPLOAD = CursorKind.UPLOAD
 
 
 class Cursor:
-    """One run of one program. Members is a tuple of one request until requests are batched.
+    """One request, and the run of one program that it makes alone; or, with a `batch`, a run that
+    several of them share (`batching`), each of which is a cursor that names it as its `run`.
 
     `model`, `table` and `frame_size` exist once it is admitted; asking for them before is a bug,
     and raises.
@@ -38,6 +39,8 @@ class Cursor:
         "after",
         "arrival",
         "arrived_ns",
+        "batch",
+        "batch_key",
         "bucket",
         "column",
         "compute_ns",
@@ -52,6 +55,7 @@ class Cursor:
         "in_flight",
         "interfered",
         "is_admitted",
+        "is_held",
         "is_own",
         "is_preempted",
         "is_probe",
@@ -70,6 +74,9 @@ class Cursor:
         "priority_class",
         "rank",
         "remaining_ns",
+        "rows",
+        "run",
+        "runs_alone",
         "table",
         "tenant",
     )
@@ -86,6 +93,8 @@ class Cursor:
         arrival: int,
         arrived_ns: int,
         deadline_ns: int | None,
+        rows: int = 1,
+        batch_key: Bucket | None = None,
     ) -> None:
         self.cursor_id = cursor_id
         self.kind = kind
@@ -97,6 +106,13 @@ class Cursor:
         self.arrival = arrival
         self.arrived_ns = arrived_ns
         self.deadline_ns = NEVER_NS if deadline_ns is None else deadline_ns
+
+        self.rows = rows
+        self.batch_key = batch_key
+        self.runs_alone = True  # it never shares a run, or not any more
+        self.batch: Batch | None = None  # of a run that is shared
+        self.run: Cursor | None = None  # that it shares with others
+        self.is_held = False  # for others to share a run with it
 
         self.is_admitted = False
         self.is_own = kind is _PROFILE or kind is _UPLOAD  # work of the device, of no tenant
@@ -185,14 +201,52 @@ class Cursor:
 
         A cursor that ends while preempted stood still until now.
         """
+        return self.report_of(self, now_ns, leads=self.is_started)
+
+    def report_of(self, rider: "Cursor", now_ns: int, leads: bool) -> RunReport:
+        """What happened to one of those who ride on this run. `leads`: executions are counted by
+        it."""
         waited_ns = self.preemption_wait_ns
         if self.is_preempted:
             waited_ns += max(0, now_ns - self.last_end_ns)
         first_ns = self.first_started_ns if self.first_started_ns >= 0 else now_ns
         return RunReport(
-            queue_ns=max(0, first_ns - self.arrived_ns),
+            queue_ns=max(0, first_ns - rider.arrived_ns),
             compute_ns=self.compute_ns,
             preemptions=self.preemptions,
             preemption_wait_ns=waited_ns,
-            predicted_ns=self.predicted_ns,
+            predicted_ns=rider.predicted_ns,
+            batch_rows=self.rows if self.is_started else 0,
+            leads_batch=leads,
         )
+
+
+class Batch:
+    """What a run carries that several requests share.
+
+    A rider is told its fate with the run's, or earlier if it left: then it is not in `riders` any
+    more. Its rows go on.
+    """
+
+    __slots__ = ("riders", "rows_of")
+
+    def __init__(self, riders: list[Cursor]) -> None:
+        self.riders = riders  # not told yet, in the order of their rows
+        rows_of: dict[str, tuple[Tenant, int]] = {}
+        for rider in riders:
+            tenant = rider.tenant
+            rows_of[tenant.name] = (tenant, rows_of.get(tenant.name, (tenant, 0))[1] + rider.rows)
+        self.rows_of = tuple(rows_of.values())  # by tenant: who pays which part, the leader first
+
+    @property
+    def is_deserted(self) -> bool:
+        """Has everybody left?"""
+        return all(rider.ending is not None for rider in self.riders)
+
+    def parts_of(self, time_ns: int) -> list[tuple[Tenant, int]]:
+        """A time, divided by rows; the leader's tenant has what is left over."""
+        rows = sum([rows for _, rows in self.rows_of])
+        parts = [(tenant, time_ns * own // rows) for tenant, own in self.rows_of]
+        leader, own_ns = parts[0]
+        parts[0] = (leader, own_ns + time_ns - sum([part_ns for _, part_ns in parts]))
+        return parts

@@ -118,6 +118,7 @@ class DeviceScheduler:
                 if model is not None and not model.is_draining:
                     model.last_arrival = self._arrivals.count
                     self._draining.append(model)
+                    self._launcher.release_held(model)
             case TenantChanged():
                 self._tenant_changed(event, now_ns)
             case PartitionChanged():
@@ -162,13 +163,18 @@ class DeviceScheduler:
             run_queue.correct(cursor, device_ns - predicted_ns)
         if cursor.passed_group == cursor.group_count:
             self._run_passed(cursor, work.slice_id)
-        elif cursor.ending is not None and cursor.in_flight == 0:
-            self._endings.ended.append(cursor)
+        elif cursor.ending is not None:
+            if cursor.in_flight == 0:
+                self._endings.ended.append(cursor)
+        elif cursor.batch is not None and work.first_group == 0:
+            self._endings.first_slice_passed(cursor)
 
     def _run_passed(self, cursor: Cursor, slice_no: int) -> None:
         # Who was spared a stop has shown its rest; as a whole run it counts only if it was in time,
         # since those that are stopped don't count either.
-        is_late_spared = cursor.is_spared and cursor.last_end_ns > cursor.deadline_ns
+        end_ns = cursor.last_end_ns
+        riders = [cursor] if cursor.batch is None else cursor.batch.riders
+        is_late_spared = any(each.is_spared and end_ns > each.deadline_ns for each in riders)
         if not cursor.interfered and not is_late_spared:
             moved = cursor.table.record_run(cursor.column, cursor.compute_ns, slice_no)
             self._launcher.estimates_moved |= moved
@@ -185,7 +191,7 @@ class DeviceScheduler:
         flight.queue.failed(flight, now_ns)
         cursor.in_flight -= 1
         if cursor.ending is None or cursor.ending.kind is not OutcomeKind.MODEL_FAULTED:
-            self._endings.stop(cursor, Outcome(OutcomeKind.MODEL_FAULTED, event.reason))
+            self._endings.run_failed(cursor, event.reason)
         elif cursor.in_flight == 0:
             self._endings.ended.append(cursor)
 
@@ -204,6 +210,7 @@ class DeviceScheduler:
             layer_ends=event.profile.layer_ends,
             frame_bytes_measured=event.profile.frame_bytes,
             account=self._ledger.account(event.tenant),
+            batching=event.batching,
         )
         self._models[event.model] = model
         self._ledger.book_weights(model)
@@ -221,8 +228,10 @@ class DeviceScheduler:
             self._endings.unblock()
 
     def _partition_changed(self, event: PartitionChanged) -> None:
+        self._launcher.release_held()
         cursors = self._endings.cursors.values()
-        queued = [cursor for cursor in cursors if cursor.is_queued]
+        runs = dict.fromkeys([cursor.run or cursor for cursor in cursors])
+        queued = [cursor for cursor in runs if cursor.is_queued]
         before = [self._lanes.of(cursor) for cursor in queued]
         self._lanes.change(event.partition, event.lanes)
         for cursor, lane in zip(queued, before, strict=True):
@@ -291,13 +300,13 @@ class DeviceScheduler:
     def next_wakeup_ns(self) -> int | None:
         """When to poll at the latest. None: only when something happens."""
         deadline_ns = self._endings.deadlines.next_ns()
-        held_until_ns = self._launcher.held_until_ns
+        held_until_ns = self._launcher.next_release_ns()
         if deadline_ns is None or held_until_ns is None:
             return held_until_ns if deadline_ns is None else deadline_ns
         return min(deadline_ns, held_until_ns)
 
     def _release_drained(self, commands: list[Command]) -> bool:
-        drained = [each for each in self._draining if each.live == 0]
+        drained = [each for each in self._draining if each.live == 0 and each.frames_held == 0]
         for model in drained:
             self._draining.remove(model)
             del self._models[model.key]
@@ -313,7 +322,7 @@ class DeviceScheduler:
     def statistics(self) -> DeviceStatistics:
         """A frozen snapshot."""
         return snapshot(
-            self._models.values(),
+            list(self._models.values()),
             self._lanes,
             self._ledger,
             self._launcher.bounds,
@@ -382,7 +391,9 @@ class DeviceScheduler:
     def why_waiting(self, request_id: int) -> str:
         """For people: why this request does not move now, empty if it is not waiting."""
         cursor = self._endings.cursors.get(request_id)
-        if cursor is None or not cursor.is_queued:
+        if cursor is not None:
+            cursor = cursor.run or cursor
+        if cursor is None or not (cursor.is_queued or cursor.is_held):
             return ""
         lane = self._lanes.of(cursor)
         held_ns = self._launcher.held_ns(cursor)

@@ -18,6 +18,7 @@ class Blocked(enum.StrEnum):
 
     NO_FRAME = "no_frame"
     NO_MEMORY = "no_memory"
+    HELD_FOR_BATCH = "held_for_batch"
 
     WINDOW_FULL = "window_full"
     OVER_BOUND = "over_bound"
@@ -30,6 +31,13 @@ def why_not_started(cursor: Cursor, ledger: Ledger) -> tuple[Blocked, str] | Non
     """Why a waiting cursor may not take a frame; None if it may, or holds one already."""
     if cursor.is_started:
         return None
+    if cursor.is_held:
+        batching = cursor.model.batching
+        assert batching is not None, "held for others to share its run"
+        return Blocked.HELD_FOR_BATCH, (
+            "it waits for others to share its run, at most "
+            f"{ms_from_ns(batching.delay_ns_max):.3f} ms"
+        )
     name = cursor.priority_class.name
     if not ledger.has_frame(cursor.priority_class):
         return Blocked.NO_FRAME, (

@@ -56,6 +56,7 @@ def inventory(
             weights_bytes=model.weights_bytes,
             frame_bytes=model.frame_bytes_max,
             tenant=model.account.tenant if model.account is not None else "",
+            batching=model.batching,
         )
         if model.is_draining:
             draining.append(model.key)
@@ -99,5 +100,7 @@ def _arrived(cursor: Cursor) -> RequestArrived:
         bucket=cursor.bucket,
         arrived_ns=cursor.arrived_ns,
         deadline_ns=None if cursor.deadline_ns == NEVER_NS else cursor.deadline_ns,
+        rows=cursor.rows,
         kind=cursor.kind,
+        batch_key=cursor.batch_key,
     )

@@ -24,31 +24,36 @@ from gpumuxd.domain import Outcome, OutcomeKind
 from gpumuxd.units import ms_from_ns
 
 
-def may_be_late(cursor: Cursor, queue: LaunchQueue, now_ns: int) -> bool:
+def may_be_late(
+    cursor: Cursor, queue: LaunchQueue, now_ns: int, rider: Cursor | None = None
+) -> bool:
     """The quick question before: False if it is in time even at its p95 (and without deadline)."""
-    return cursor.deadline_ns - now_ns < cursor.table.run_ns + queue.covered_ns[-1]
+    deadline_ns = cursor.deadline_ns if rider is None else rider.deadline_ns
+    return deadline_ns - now_ns < cursor.table.run_ns + queue.covered_ns[-1]
 
 
-def why_given_up(cursor: Cursor, queue: LaunchQueue, now_ns: int) -> Outcome | None:
-    """The fate of a cursor with groups left to launch that can't be in time; None if it can, or is
-    spared: that is kept on the cursor."""
-    table = cursor.table
+def why_given_up(
+    cursor: Cursor, queue: LaunchQueue, now_ns: int, rider: Cursor | None = None
+) -> Outcome | None:
+    """The fate of a cursor with groups left to launch that can't be in time, or of one that rides
+    on it; None if it can, or is spared: that is kept on whose deadline it is."""
+    table, whose = cursor.table, rider or cursor
     if table.is_guess:
         return None
-    if cursor.goes_on:
+    if whose.goes_on:
         return None
     soonest_ns = now_ns + _in_flight_ns(queue, now_ns, is_soonest=True) + _soonest_rest_ns(cursor)
-    if soonest_ns <= cursor.deadline_ns:
+    if soonest_ns <= whose.deadline_ns:
         return None
     if cursor.is_started and table.is_spared():
-        cursor.goes_on = cursor.is_spared = True
+        whose.goes_on = whose.is_spared = True
         return None
     finish_ns = max(soonest_ns, predicted_finish_ns(cursor, queue, now_ns))
     reason = (
         f"predicted to finish in {ms_from_ns(finish_ns - now_ns):.3f} ms, the deadline is in "
-        f"{ms_from_ns(cursor.deadline_ns - now_ns):.3f} ms: stopped {_where(cursor)}"
+        f"{ms_from_ns(whose.deadline_ns - now_ns):.3f} ms: stopped {_where(cursor)}"
     )
-    return Outcome(OutcomeKind.DEADLINE_MISSED, reason, finish_ns, cursor.deadline_ns)
+    return Outcome(OutcomeKind.DEADLINE_MISSED, reason, finish_ns, whose.deadline_ns)
 
 
 def predicted_finish_ns(cursor: Cursor, queue: LaunchQueue, now_ns: int) -> int:
@@ -62,16 +67,17 @@ def predicted_finish_ns(cursor: Cursor, queue: LaunchQueue, now_ns: int) -> int:
 
 def expired(cursor: Cursor, queue: LaunchQueue, now_ns: int) -> Outcome:
     """The fate of one whose deadline has come."""
-    finish_ns = predicted_finish_ns(cursor, queue, now_ns)
-    reason = f"the deadline passed {_where(cursor)}"
+    run = cursor.run or cursor
+    finish_ns = predicted_finish_ns(run, queue, now_ns)
+    reason = f"the deadline passed {_where(run)}"
     return Outcome(OutcomeKind.DEADLINE_MISSED, reason, finish_ns, cursor.deadline_ns)
 
 
-def ended_late(cursor: Cursor) -> Outcome:
-    """The fate of one whose last slice has passed, after its deadline."""
-    over_ns = cursor.last_end_ns - cursor.deadline_ns
+def ended_late(cursor: Cursor, run: Cursor) -> Outcome:
+    """The fate of one whose run's last slice has passed, after its deadline."""
+    over_ns = run.last_end_ns - cursor.deadline_ns
     reason = f"finished {ms_from_ns(over_ns):.3f} ms after the deadline"
-    return Outcome(OutcomeKind.DEADLINE_MISSED, reason, cursor.last_end_ns, cursor.deadline_ns)
+    return Outcome(OutcomeKind.DEADLINE_MISSED, reason, run.last_end_ns, cursor.deadline_ns)
 
 
 def _soonest_rest_ns(cursor: Cursor) -> int:

@@ -23,9 +23,10 @@ from collections.abc import Mapping
 from gpumuxd.commands import Command, Launch
 from gpumuxd.core import lateness, rehearsal
 from gpumuxd.core.arrival_rates import ArrivalRates
+from gpumuxd.core.batching import Batcher, Room, run_of
 from gpumuxd.core.best_effort_share import BestEffortShare
 from gpumuxd.core.bucket_table import BucketTable
-from gpumuxd.core.cursor import NEVER_NS, NO_FRAME, Cursor
+from gpumuxd.core.cursor import NEVER_NS, NO_FRAME, Batch, Cursor
 from gpumuxd.core.eligibility import Blocked
 from gpumuxd.core.endings import Endings
 from gpumuxd.core.explanation import Explanation
@@ -70,6 +71,7 @@ class Launcher:
         "_settings",
         "_slice_id",
         "are_costs_firm",
+        "batcher",
         "bounds",
         "bounds_are_stale",
         "estimates_moved",
@@ -101,6 +103,7 @@ class Launcher:
         self.bounds = bounds_of((), settings, settings.round_trip_ns)
         self.bounds_are_stale = False  # models changed since, or all estimates at once
         self.estimates_moved = False  # of one model: the bounds follow at the launches after these
+        self.batcher = Batcher()
         self.quiet = Quiet()
         self.rates = ArrivalRates()
         share_ppm = settings.best_effort_share_min_ppm if settings.order is not Order.FIFO else 0
@@ -119,6 +122,8 @@ class Launcher:
         self.bounds_are_stale, self.estimates_moved = self.estimates_moved, False
         self.bounds.has_planned = False
         self.held_until_ns = None
+        while (waited := self.batcher.pop_released(now_ns)) is not None:
+            self._lanes.of(waited).run_queue.release(waited)
         lanes, index = self._lanes.in_order, 0
         while index < len(lanes):
             lane = lanes[index]
@@ -126,6 +131,19 @@ class Launcher:
                 index = 0  # a lane before this one may have waited for what came free
             else:
                 index += 1
+
+    def next_release_ns(self) -> int | None:
+        """When something that is held will be launched, if not before."""
+        own_ns, batch_ns = self.held_until_ns, self.batcher.next_release_ns()
+        if own_ns is None or batch_ns is None:
+            return batch_ns if own_ns is None else own_ns
+        return min(own_ns, batch_ns)
+
+    def release_held(self, model: Model | None = None) -> None:
+        """Nobody of this model, or of all, is held for others any longer."""
+        for cursor in self.batcher.held():
+            if model is None or cursor.model is model:
+                self._lanes.of(cursor).run_queue.release(cursor)
 
     def held_ns(self, cursor: Cursor) -> int:
         """How long the next group of this cursor may be held back in all; 0 if it is not held."""
@@ -236,7 +254,12 @@ class Launcher:
             if is_grant:
                 assert due is not None
                 cursor = due
-            if cursor.deadline_ns != NEVER_NS and lateness.may_be_late(cursor, queue, now_ns):
+            if cursor.batch is not None:
+                if self._is_deserted(cursor, cursor.batch, queue, now_ns, commands):
+                    if cursor.frame == NO_FRAME:
+                        return True
+                    continue
+            elif cursor.deadline_ns != NEVER_NS and lateness.may_be_late(cursor, queue, now_ns):
                 outcome = lateness.why_given_up(cursor, queue, now_ns)
                 if outcome is not None:
                     frees = cursor.frame != NO_FRAME and cursor.in_flight == 0
@@ -244,6 +267,8 @@ class Launcher:
                     if frees:
                         return True
                     continue
+            if not cursor.runs_alone and cursor.frame == NO_FRAME:
+                cursor = self._joined(cursor, run_queue, queue, now_ns)
             end, predicted_ns, why_not = choose(cursor, queue, self.bounds, self._settings)
             if why_not is not None:
                 self._counters.blocked[why_not.value] += 1
@@ -260,6 +285,30 @@ class Launcher:
                 share.granted(work.slice_id, predicted_ns)
             commands.append(_new(Launch, (work,)))
         return False
+
+    def _joined(
+        self, leader: Cursor, run_queue: RunQueue, queue: LaunchQueue, now_ns: int
+    ) -> Cursor:
+        """What starts instead of this one: a run that it shares, or itself. Books nothing."""
+        room = Room(leader, now_ns + queue.covered_ns[-1], self.bounds, self._ledger)
+        riders = self.batcher.riders(leader, room, run_queue)
+        return run_of(riders) if len(riders) > 1 else leader
+
+    def _is_deserted(
+        self,
+        run: Cursor,
+        batch: Batch,
+        queue: LaunchQueue,
+        now_ns: int,
+        commands: list[Command],
+    ) -> bool:
+        """Give up those riders that can't be in time any more. Is nobody left of them?"""
+        for rider in list(batch.riders):
+            if rider.ending is None and lateness.may_be_late(run, queue, now_ns, rider):
+                outcome = lateness.why_given_up(run, queue, now_ns, rider)
+                if outcome is not None:
+                    self._endings.give_up(rider, outcome, now_ns, commands)
+        return run.ending is not None
 
     def _has_blocked(self) -> bool:
         """Does some frame not fit beside what is held now?"""
@@ -351,5 +400,13 @@ class Launcher:
         """Give it a frame, for as long as it lives."""
         cursor.frame = self._ledger.take_frame(cursor.frame_size)
         cursor.column = cursor.table.new_column(self._slice_id)
-        cursor.model.started += 1
-        run_queue.start(cursor)
+        if cursor.batch is None:
+            cursor.model.started += 1
+            run_queue.start(cursor)
+            return
+        riders = cursor.batch.riders
+        cursor.model.started += len(riders)
+        run_queue.expect(cursor, cursor.predicted_rest_ns())
+        run_queue.join(riders, cursor)
+        for rider in riders:
+            rider.run = cursor

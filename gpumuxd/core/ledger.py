@@ -116,6 +116,7 @@ class Ledger:
         model, size_bytes = size.model, count * size.bytes
         self.frames_held += count
         self.frame_bytes += size_bytes
+        model.frames_held += count
         model.frame_bytes_held += size_bytes
         if model.account is not None:
             model.account.frame_bytes += size_bytes

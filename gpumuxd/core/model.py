@@ -5,8 +5,9 @@
     Account     a tenant's own models together (`ledger`)
 
 It must not know cursors or queues. `live` counts the requests that were admitted and have not
-ended; a draining model is released when that reaches zero. What arrived before it was told to drain
-may still be admitted, however late that is decided: who sent it knew of no drain.
+ended; a draining model is released when that reaches zero and no run holds a frame. What arrived
+before it was told to drain may still be admitted, however late that is decided: who sent it knew
+of no drain.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from itertools import accumulate
 from math import prod
 
 from gpumuxd.core.estimator import Estimates
-from gpumuxd.domain import Bucket, PriorityClass
+from gpumuxd.domain import Batching, Bucket, PriorityClass
 
 
 class Account:
@@ -51,6 +52,7 @@ class Model:
     __slots__ = (
         "_frame_sizes",
         "account",
+        "batching",
         "class_max",
         "completed",
         "estimates",
@@ -58,6 +60,7 @@ class Model:
         "frame_bytes_held",
         "frame_bytes_max",
         "frame_bytes_measured",
+        "frames_held",
         "group_count",
         "key",
         "last_arrival",
@@ -83,6 +86,7 @@ class Model:
         layer_ends: Sequence[int] = (),
         frame_bytes_measured: Mapping[Bucket, int] | None = None,
         account: Account | None = None,
+        batching: Batching | None = None,
     ) -> None:
         """`frame_bytes` counts where a frame was measured in no bucket."""
         self.key = key
@@ -91,11 +95,13 @@ class Model:
         self.group_count = estimates.group_count
         self.class_max = class_max
         self.slo_ns = slo_ns
+        self.batching = batching  # None: its requests never share a run
         self.weights_bytes = weights_bytes
         self.account = account  # of the tenant whose model it is alone, if it is one's
         self.frame_bytes_measured = dict(frame_bytes_measured or {})
         self.frame_bytes_max = max(self.frame_bytes_measured.values(), default=frame_bytes)
         self.frame_bytes_held = 0
+        self.frames_held = 0
         self._frame_sizes: dict[int, FrameSize] = {}
         # For the launch disciplines that count them: how many operators have run before each group,
         # and at its end; empty: one for each group. The ends of layers; empty: every group is one.
@@ -103,7 +109,7 @@ class Model:
         self.layer_ends = tuple(layer_ends)
         self.last_arrival: int | None = None  # it drains once there is one, and takes none later
         self.live = 0
-        self.started = 0
+        self.started = 0  # requests, however many share a run
         self.completed = 0
         self.failed = 0
 

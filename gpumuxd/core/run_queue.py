@@ -30,7 +30,7 @@ is found too early at the top, and corrected there.
 from heapq import heapify, heappop, heappush, heapreplace
 
 from gpumuxd.core.best_effort_share import stretched_ns
-from gpumuxd.core.cursor import Cursor
+from gpumuxd.core.cursor import Batch, Cursor
 from gpumuxd.core.deadline_backlog import DeadlineBacklog
 from gpumuxd.core.ledger import Ledger
 from gpumuxd.core.model import FrameSize
@@ -126,11 +126,11 @@ class ClassQueue:
     def add(self, cursor: Cursor) -> None:
         """Take in a cursor; one that is started already moved here from another lane."""
         flow = self._flow(cursor)
-        if self.is_fair and flow.is_idle():
+        # A run that is shared stands where its leader stood, whose flow was not away.
+        if self.is_fair and cursor.batch is None and flow.is_idle():
             flow.tag = max(flow.tag, self.v)
         self.live += 1
-        deadline_ns = cursor.deadline_ns if self._uses_deadlines else 0
-        item = (deadline_ns, cursor.arrival, cursor)
+        item = (self.deadline_of(cursor), cursor.arrival, cursor)
         if cursor.is_started:
             self._run(flow, item)
             return
@@ -164,6 +164,12 @@ class ClassQueue:
         if self._dead > max(STALE_MIN, self.live):
             self._rebuild()
 
+    def serve_batch(self, tenant: Tenant, batch: Batch, device_ns: int) -> None:
+        """As `serve`, of a run that several share: each flow is charged for its rows."""
+        self.serve(tenant, 0)
+        for each, part_ns in batch.parts_of(device_ns):
+            self._charge(each, part_ns)
+
     def serve(self, tenant: Tenant, device_ns: int) -> None:
         """A slice of its flow goes now: the flow's tag is the class's time, and is charged."""
         flow = self._flows[tenant.name]
@@ -174,8 +180,16 @@ class ClassQueue:
 
     def correct(self, cursor: Cursor, device_ns: int) -> None:
         """A slice took this much more than it was charged; negative: less."""
-        tenant = cursor.tenant
-        flow = self._flows.get(tenant.name) or self._flow(cursor)  # its lane may be new
+        if cursor.batch is None:
+            self._charge(cursor.tenant, device_ns)
+        else:
+            for tenant, part_ns in cursor.batch.parts_of(device_ns):
+                self._charge(tenant, part_ns)
+
+    def _charge(self, tenant: Tenant, device_ns: int) -> None:
+        flow = self._flows.get(tenant.name)
+        if flow is None:  # its lane may be new
+            flow = self._flows[tenant.name] = Flow()
         flow.tag = tag = flow.tag + device_ns * TAG_SCALE // tenant.weight
         entry = flow.entry
         if entry is not None and entry[0] > tag:  # no entry may be later than the truth
@@ -225,13 +239,26 @@ class ClassQueue:
             return waiting
         return started[2] if started is not None else None
 
+    def flow_of(self, cursor: Cursor) -> str:
+        """The name of the flow in which it waits."""
+        return cursor.tenant.name if self.is_fair else ""
+
+    def deadline_of(self, cursor: Cursor) -> int:
+        """As far as it counts for the order."""
+        return cursor.deadline_ns if self._uses_deadlines else 0
+
+    def tag_of(self, flow: str) -> int:
+        """0 for a flow that was never there."""
+        known = self._flows.get(flow)
+        return 0 if known is None else known.tag
+
     def unblock(self) -> None:
         """Frames of some size fit again: give every flow its entry back."""
         for flow in self._flows.values():
             self._refresh(flow)
 
     def _flow(self, cursor: Cursor) -> Flow:
-        name = cursor.tenant.name if self.is_fair else ""
+        name = self.flow_of(cursor)
         flow = self._flows.get(name)
         if flow is None:
             flow = self._flows[name] = Flow()
@@ -336,6 +363,42 @@ class RunQueue:
         if rank == _REALTIME:
             self.realtime.add(cursor)
 
+    def hold(self, cursor: Cursor) -> None:
+        """It will be added later; its work is expected now."""
+        cursor.is_held = True
+        self.backlog_ns[cursor.rank] += cursor.remaining_ns
+        if cursor.rank == _REALTIME:
+            self.realtime.add(cursor)
+
+    def release(self, cursor: Cursor) -> None:
+        """It is held no longer."""
+        self._end_hold(cursor)
+        self.add(cursor)
+
+    def _end_hold(self, cursor: Cursor) -> None:
+        cursor.is_held = False
+        self.backlog_ns[cursor.rank] -= cursor.remaining_ns
+        if cursor.rank == _REALTIME:
+            self.realtime.remove(cursor)
+
+    def join(self, riders: list[Cursor], run: Cursor) -> None:
+        """The run that these share, which has a frame, takes their places."""
+        for rider in riders:
+            self.drop(rider)
+        self.add(run)
+
+    def flow_of(self, cursor: Cursor) -> str:
+        """The name of the flow of its class in which it waits."""
+        return self._classes[cursor.rank].flow_of(cursor)
+
+    def deadline_of(self, cursor: Cursor) -> int:
+        """As far as it counts for the order."""
+        return self._classes[cursor.rank].deadline_of(cursor)
+
+    def tag_of(self, rank: int, flow: str) -> int:
+        """The place of a flow in the fair order of a class: the lowest is next."""
+        return self._classes[rank].tag_of(flow)
+
     def start(self, cursor: Cursor) -> None:
         """It was given a frame."""
         self._started[cursor.cursor_id] = cursor
@@ -345,13 +408,18 @@ class RunQueue:
         """A slice of it was launched; `cursor.next_group` has moved."""
         queue = self._classes[cursor.rank]
         if queue.is_fair:
-            queue.serve(cursor.tenant, predicted_ns)
+            if cursor.batch is None:
+                queue.serve(cursor.tenant, predicted_ns)
+            else:
+                queue.serve_batch(cursor.tenant, cursor.batch, predicted_ns)
         if cursor.next_group == cursor.group_count:
             self.drop(cursor)
 
     def drop(self, cursor: Cursor) -> None:
         """It ended, moved to another lane or has nothing left to launch. Idempotent."""
-        if cursor.is_queued:
+        if cursor.is_held:
+            self._end_hold(cursor)
+        elif cursor.is_queued:
             cursor.is_queued = False
             rank = cursor.rank
             self.live -= 1

@@ -1,6 +1,6 @@
 """Counts for people, and the frozen snapshot made of them. Nothing here is read by a decision."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from gpumuxd.core.best_effort_share import BestEffortShare
 from gpumuxd.core.eligibility import Blocked
@@ -41,7 +41,7 @@ class Counters:
 
 
 def snapshot(
-    models: Iterable[Model],
+    models: Collection[Model],
     lanes: Lanes,
     ledger: Ledger,
     bounds: Bounds,
@@ -58,7 +58,7 @@ def snapshot(
     # Of the highest class with an SLO the tightest.
     decides = min(bounds.slos, key=lambda slo: (-slo.rank, slo.laxity_ns), default=None)
     return DeviceStatistics(
-        queued=admitted - ledger.frames_held,
+        queued=admitted - sum(model.started for model in models),
         started=ledger.frames_held,
         in_flight_slices=in_flight,
         slices_launched=counters.slices_launched,

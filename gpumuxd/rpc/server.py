@@ -18,7 +18,7 @@ import structlog
 
 from gpumuxd.errors import Unauthenticated
 from gpumuxd.node.api import NodeApi, Tenant
-from gpumuxd.rpc import control, inference, recording, stream_infer
+from gpumuxd.rpc import control, inference, recording, reflection, stream_infer
 from gpumuxd.rpc.call import CallsInProgress, Method, bind, reading, refusing
 from gpumuxd.rpc.connections import ConnectionLimits
 from gpumuxd.rpc.health import HealthService
@@ -79,15 +79,18 @@ class FrontDoor:
         self._listeners = tuple(listeners)
         self._tenants = tenants
         self._options = limits.options(message_bytes_max)
+        inference_methods: dict[str, Method | Duplex] = {
+            **inference.InferenceService(node, switches).methods(),
+            **stream_infer.StreamInferService(node).methods(),
+        }
+        reflecting = reflection.ReflectionService(inference_methods)
         self._services: dict[str, Mapping[str, Method | Stream | Duplex]] = {
-            inference.SERVICE: {
-                **inference.InferenceService(node, switches).methods(),
-                **stream_infer.StreamInferService(node).methods(),
-            },
+            inference.SERVICE: inference_methods,
             control.SERVICE: {
                 **control.ControlService(node).methods(),
                 **recording.RecordingService(node).methods(),
             },
+            **{name: reflecting.methods() for name in reflection.SERVICES},
         }
         self._health = HealthService()
         self._streams = OpenStreams()

@@ -35,6 +35,9 @@ STREAMS_MAX = 256
 """Streams of one tenant. Each may have a message on its way in that nobody can look at yet, and a
 client needs one for each of its threads at most."""
 
+STREAMS_OF_STRANGERS_MAX = 16
+"""The same of all together who say not who they are."""
+
 Answer = Coroutine[Any, Any, bytes | Failure]
 """Gives the answer to one request, or the failure that ends its stream. Raises nothing."""
 
@@ -66,11 +69,13 @@ class OpenStreams:
 
     @contextmanager
     def counting(self, whose: str) -> Iterator[None]:
-        """One more of this tenant inside. Raises QuotaExceeded."""
-        if self._counts[whose] >= STREAMS_MAX:
+        """One more of this tenant, or of nobody known, is open inside. Raises QuotaExceeded."""
+        limit = STREAMS_MAX if whose else STREAMS_OF_STRANGERS_MAX
+        if self._counts[whose] >= limit:
+            who = f"tenant {whose!r} has" if whose else "callers without a name have"
             raise QuotaExceeded(
-                f"tenant {whose!r} has {STREAMS_MAX} streams open, which is the limit",
-                limit_facts("streams_max", STREAMS_MAX, "streams", current=STREAMS_MAX, asked=1),
+                f"{who} {limit} streams open, which is the limit",
+                limit_facts("streams_max", limit, "streams", current=limit, asked=1),
             )
         self._counts[whose] += 1
         try:

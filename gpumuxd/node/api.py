@@ -5,7 +5,7 @@ sees a frame. Errors are the classes of `errors.py`.
 """
 
 import enum
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -90,12 +90,13 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One output, ready to be sent. Where it was written to a `region`, `data` is empty."""
+    """One output, ready to be sent. Where it was written to a `region`, `data` is empty. A view is
+    of memory that is somebody else's soon: `InferCall.encode` says when."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes | memoryview
     region: RegionRef | None = None
 
 
@@ -106,6 +107,9 @@ class InferCall:
     `priority` is the wire number (0: the tenant's default); `deadline_ns` the earliest of the gRPC
     deadline and the `timeout` parameter, on CLOCK_MONOTONIC; `arrived_ns` when the RPC came in.
     `output_regions` says by name which outputs go to shared memory, and where.
+
+    `encode` makes the message of the reply while its outputs still lie where the device wrote them,
+    so that they are copied once; they are gone when it returns. Without it they are copies.
     """
 
     tenant: Tenant
@@ -118,12 +122,14 @@ class InferCall:
     outputs_wanted: Sequence[str] = ()
     output_regions: Mapping[str, RegionRef] = field(default_factory=dict)
     sequence: SequenceStep | None = None
+    encode: "Callable[[InferReply], bytes] | None" = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class InferReply:
     """The result; `version` is the one that ran. `replays`: how often it was sent again, because
-    its device was lost. `rows` are its own; its tensors were copied in and out in such times."""
+    its device was lost. `rows` are its own; its tensors were copied in and out in such times.
+    `message` is what the call's `encode` made of it, which then has the outputs."""
 
     model: str
     version: str
@@ -133,6 +139,7 @@ class InferReply:
     rows: int = 1
     copied_in_ns: int = 0
     copied_out_ns: int = 0
+    message: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

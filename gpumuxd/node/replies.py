@@ -5,6 +5,8 @@ caller's until `wait_reply` is called, and released, or the link's to release, w
 """
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -44,7 +46,10 @@ async def wait_reply(
             limit = _limit(finished.outcome.kind, replica.link.settings, call.tenant)
             raise error_of(finished.outcome, call.arrived_ns, limit)
         began_ns = monotonic_ns()
-        outputs = await _copy_outputs(call, fit, finished, memory)
+        outputs = await _take_outputs(call, fit, finished, memory)
+        version, report = replica.version, finished.report
+        reply = InferReply(call.model, version, outputs, report, replays, rows=frame.rows)
+        reply = _copied(reply) if call.encode is None else _encoded(reply, call.encode)
         copied_out_ns = monotonic_ns() - began_ns
     except GpumuxdError as error:
         if isinstance(error, ModelFaulted):
@@ -52,16 +57,7 @@ async def wait_reply(
         raise _told(error, call, replica) from None
     finally:
         memory.release()
-    return InferReply(
-        call.model,
-        replica.version,
-        outputs,
-        finished.report,
-        replays,
-        rows=frame.rows,
-        copied_in_ns=memory.copied_in_ns,
-        copied_out_ns=copied_out_ns,
-    )
+    return replace(reply, copied_in_ns=memory.copied_in_ns, copied_out_ns=copied_out_ns)
 
 
 async def _finished(
@@ -114,10 +110,11 @@ def _log_fault(call: InferCall, replica: Replica, request_id: int, error: ModelF
     )
 
 
-async def _copy_outputs(
+async def _take_outputs(
     call: InferCall, fit: Fit, finished: frames.Finished, memory: RequestMemory
 ) -> tuple[OutputTensor, ...]:
-    """The outputs that were asked for. The child is believed about shapes, never about places."""
+    """The outputs that were asked for: views, or written to where their client shares memory. The
+    child is believed about shapes, never about places."""
     if len(finished.outputs) != len(fit.outputs):
         raise ModelFaulted(
             f"expected {len(fit.outputs)} outputs from the device, got {len(finished.outputs)}"
@@ -131,14 +128,22 @@ async def _copy_outputs(
                 f"output {expected.spec.name!r}: expected {expected.spec.datatype} "
                 f"{list(expected.shape)} from the device, got {came.datatype} {list(came.shape)}"
             )
-        name, block = expected.spec.name, memory.outputs[position]
+        name, view = expected.spec.name, memory.view(memory.outputs[position])
         region = call.output_regions.get(name)
         if region is None:
-            outputs.append(OutputTensor(name, came.datatype, came.shape, memory.read(block)))
+            outputs.append(OutputTensor(name, came.datatype, came.shape, view))
             continue
-        view = memory.view(block)
         copies.append(Copy(f"output {name!r}", came.datatype, place_of(region), view))
-        written = RegionRef(region.region, region.offset, block.size_bytes)
+        written = RegionRef(region.region, region.offset, view.nbytes)
         outputs.append(OutputTensor(name, came.datatype, came.shape, b"", written))
     await copy_out(copies)
     return tuple(outputs)
+
+
+def _copied(reply: InferReply) -> InferReply:
+    outputs = [replace(output, data=bytes(output.data)) for output in reply.outputs]
+    return replace(reply, outputs=tuple(outputs))
+
+
+def _encoded(reply: InferReply, encode: Callable[[InferReply], bytes]) -> InferReply:
+    return replace(reply, outputs=(), message=encode(reply))

@@ -54,6 +54,7 @@ class RequestMemory:
                 ),
             ) from error
         self._view = arena.view(self._offset, size_bytes)
+        self._views: list[memoryview] = []
         self._is_held = True
         ticket.hold()
         self.inputs, behind = _blocks(inputs, self._offset)
@@ -82,18 +83,18 @@ class RequestMemory:
         self.copied_in_ns += monotonic_ns() - began_ns
 
     def view(self, block: Block) -> memoryview:
-        """A tensor where it lies. Good until `release`."""
+        """A tensor where it lies. Nobody can look there after `release`."""
         begin = block.offset - self._offset
-        return self._view[begin : begin + block.size_bytes]
-
-    def read(self, block: Block) -> bytes:
-        """A copy of an output."""
-        return bytes(self.view(block))
+        view = self._view[begin : begin + block.size_bytes]
+        self._views.append(view)
+        return view
 
     def release(self) -> None:
         """Give everything back. Idempotent."""
         if self._is_held:
             self._is_held = False
+            for view in self._views:
+                view.release()
             self._view.release()
             self._arena.free(self._offset)
             self._ticket.close()

@@ -5,20 +5,19 @@ their shape, one form of contents, parameters of the right type. Whether a model
 decided in `node/`, which this file must not know. All numbers on the wire are little-endian.
 
 Invariant: every `InputTensor` holds exactly the bytes that its datatype and shape ask for.
-
-A bytes field of a message is copied each time it is read, so each is read once.
 """
 
 import math
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumuxd.errors import InvalidRequest, Unsupported
 from gpumuxd.models.spec import ITEM_BYTES
 from gpumuxd.node.api import InferCall, InferReply, InputTensor, SequenceStep, Tenant
 from gpumuxd.rpc.generated import inference_pb2 as pb
+from gpumuxd.rpc.raw_request import TENSORS_MAX, InferRequest, encoded_size
 from gpumuxd.units import NS_PER_S, NS_PER_US
 
 assert sys.byteorder == "little", "tensors are passed on as they lie in memory"
@@ -26,9 +25,6 @@ assert sys.byteorder == "little", "tensors are passed on as they lie in memory"
 RANK_MAX = 32
 """Most dimensions of a tensor. torch takes 64, no model uses more than 8; the limit keeps the
 product of a hostile shape cheap."""
-
-TENSORS_MAX = 1024
-"""Most inputs, outputs or parameters of one request: each costs time on the event loop."""
 
 TENSOR_PARAMETERS_MAX = 64
 """Most parameters of one input or output; those that the protocol knows are three."""
@@ -59,22 +55,36 @@ _CONTENTS_FIELD: dict[str, tuple[str, str]] = {
 }
 _SHARED_MEMORY = "shared_memory_"
 
+_RAW_TAG = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | 2])
+_STREAMED_TAG = bytes([pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | 2])
+
+FINAL = "triton_final_response"
+
+_FINAL_PARAMETER = pb.ModelInferResponse(
+    parameters={FINAL: pb.InferParameter(bool_param=True)}
+).SerializeToString()
+"""Messages that lie side by side are one."""
+
 
 def decode_infer(
-    request: pb.ModelInferRequest,
+    asked: InferRequest,
     tenant: Tenant,
     arrived_ns: int,
     remaining_s: float | None,
+    encode: Callable[[InferReply], bytes] | None = None,
 ) -> InferCall:
-    """The call that a message asks for. Raises InvalidRequest or Unsupported.
+    """The call that a message asks for; its tensors stay where they lie. Raises InvalidRequest or
+    Unsupported.
 
-    `remaining_s` is what is left of the gRPC deadline, relative to `arrived_ns`.
+    `remaining_s` is what is left of the gRPC deadline, relative to `arrived_ns`. `encode` makes the
+    answer, as the call says.
     """
+    request = asked.message
     _check_counts(request)
     priority, timeout_ns, sequence = _decode_parameters(request.parameters)
     outputs_wanted = tuple(_decode_requested(output) for output in request.outputs)
     _check_unique("output", outputs_wanted)
-    inputs = _decode_inputs(request)
+    inputs = _decode_inputs(asked)
     _check_unique("input", (tensor.name for tensor in inputs))
     return InferCall(
         tenant=tenant,
@@ -86,17 +96,29 @@ def decode_infer(
         inputs=inputs,
         outputs_wanted=outputs_wanted,
         sequence=sequence,
+        encode=encode,
     )
 
 
-def encode_infer(reply: InferReply, request_id: str) -> pb.ModelInferResponse:
+def encode_infer(reply: InferReply, request_id: str) -> bytes:
     """The answer: always raw contents, one entry for each output."""
+    return b"".join(_answer_pieces(reply, request_id))
+
+
+def encode_stream_infer(reply: InferReply, request_id: str) -> bytes:
+    """The same as an answer in a stream, where every answer is the last to its request."""
+    pieces = [_FINAL_PARAMETER, *_answer_pieces(reply, request_id)]
+    size = sum([len(piece) for piece in pieces])
+    return b"".join([_STREAMED_TAG, encoded_size(size), *pieces])
+
+
+def _answer_pieces(reply: InferReply, request_id: str) -> list[bytes | memoryview]:
+    """A ModelInferResponse, to be joined. No tensor is copied before that."""
     response = pb.ModelInferResponse(
         model_name=reply.model, model_version=reply.version, id=request_id
     )
     for output in reply.outputs:
         response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-        response.raw_output_contents.append(output.data)
     report = reply.report
     parameters = response.parameters
     parameters["queue_ns"].int64_param = report.queue_ns
@@ -104,8 +126,12 @@ def encode_infer(reply: InferReply, request_id: str) -> pb.ModelInferResponse:
     parameters["preemptions"].int64_param = report.preemptions
     parameters["preemption_wait_ns"].int64_param = report.preemption_wait_ns
     parameters["predicted_ns"].int64_param = report.predicted_ns
+    parameters["batch_rows"].int64_param = report.batch_rows
     parameters["replays"].int64_param = reply.replays
-    return response
+    pieces: list[bytes | memoryview] = [response.SerializeToString()]
+    for output in reply.outputs:
+        pieces += [_RAW_TAG, encoded_size(len(output.data)), output.data]
+    return pieces
 
 
 # Deadlines and parameters
@@ -219,7 +245,7 @@ def _check_unique(what: str, names: Iterable[str]) -> None:
 
 
 def _check_counts(request: pb.ModelInferRequest) -> None:
-    for field in ("parameters", "inputs", "outputs", "raw_input_contents"):
+    for field in ("parameters", "inputs", "outputs"):
         count = len(getattr(request, field))
         if count > TENSORS_MAX:
             raise InvalidRequest(f"{field}: expected at most {TENSORS_MAX}, got {count}")
@@ -239,9 +265,9 @@ class _Declared(NamedTuple):
     elements: int
 
 
-def _decode_inputs(request: pb.ModelInferRequest) -> list[InputTensor]:
-    declared = [_check_declared(tensor) for tensor in request.inputs]
-    raw = list(request.raw_input_contents)
+def _decode_inputs(asked: InferRequest) -> list[InputTensor]:
+    declared = [_check_declared(tensor) for tensor in asked.message.inputs]
+    raw = asked.raw
     if not raw:
         return _typed_inputs(declared)
     for each in declared:
@@ -280,7 +306,7 @@ def _check_declared(tensor: pb.ModelInferRequest.InferInputTensor) -> _Declared:
     return _Declared(tensor, name, datatype, shape, elements)
 
 
-def _raw_input(declared: _Declared, data: bytes) -> InputTensor:
+def _raw_input(declared: _Declared, data: memoryview) -> InputTensor:
     _, name, datatype, shape, elements = declared
     expected = elements * ITEM_BYTES[datatype]
     if len(data) != expected:

@@ -5,16 +5,18 @@ refusals are the classes of `errors.py`.
 """
 
 from gpumuxd import __version__
-from gpumuxd.errors import GpumuxdError, InvalidRequest, Unsupported
+from gpumuxd.errors import InvalidRequest, Unsupported
 from gpumuxd.models.spec import Size, TensorSpec, wire_shape
 from gpumuxd.node.api import ModelState, ModelView, NodeApi
-from gpumuxd.rpc.call import Caller, Method, for_anyone, for_tenants
-from gpumuxd.rpc.codec import decode_infer, encode_infer
+from gpumuxd.rpc.call import Caller, Method, for_anyone, for_tenants, raw_for_tenants
+from gpumuxd.rpc.codec import encode_infer
 from gpumuxd.rpc.generated import inference_pb2 as pb
+from gpumuxd.rpc.inferring import infer
+from gpumuxd.rpc.raw_request import read_request
 from gpumuxd.rpc.server_settings import LogSettingsService, LogSwitches, TraceSettingService
+from gpumuxd.rpc.shared_memory import SharedMemoryService
 from gpumuxd.rpc.statistics import encode_statistics
 
-from gpumuxd.rpc.shared_memory import SharedMemoryService
 SERVICE = "inference.GRPCInferenceService"
 
 EXTENSIONS: tuple[str, ...] = (
@@ -43,10 +45,10 @@ class InferenceService:
             **SharedMemoryService(node.shared_memory).methods(),
         }
         self._extensions = EXTENSIONS
-        if switches is not None:
-            self._others.update(LogSettingsService(switches).methods())
         if node.shared_memory.is_allowed:
             self._extensions = (*self._extensions, "system_shared_memory")
+        if switches is not None:
+            self._others.update(LogSettingsService(switches).methods())
             self._extensions = (*self._extensions, "logging")
 
     def methods(self) -> dict[str, Method]:
@@ -57,7 +59,7 @@ class InferenceService:
             "ModelReady": for_tenants(pb.ModelReadyRequest, self._model_ready),
             "ServerMetadata": for_tenants(pb.ServerMetadataRequest, self._server_metadata),
             "ModelMetadata": for_tenants(pb.ModelMetadataRequest, self._model_metadata),
-            "ModelInfer": for_tenants(pb.ModelInferRequest, self._model_infer),
+            "ModelInfer": raw_for_tenants(self._model_infer),
             "ModelConfig": for_tenants(pb.ModelConfigRequest, self._model_config),
             "ModelStatistics": for_tenants(pb.ModelStatisticsRequest, self._model_statistics),
             "RepositoryIndex": for_tenants(pb.RepositoryIndexRequest, self._index),
@@ -97,17 +99,8 @@ class InferenceService:
             outputs=[_tensor_metadata(tensor) for tensor in view.spec.outputs],
         )
 
-    async def _model_infer(
-        self, request: pb.ModelInferRequest, caller: Caller
-    ) -> pb.ModelInferResponse:
-        model, request_id = request.model_name, request.id
-        try:
-            call = decode_infer(request, caller.tenant, caller.arrived_ns, caller.remaining_s)
-            del request  # its tensors are copied; a queued request should hold them once
-            return encode_infer(await self._node.infer(call), request_id)
-        except GpumuxdError as error:
-            error.facts.setdefault("model", model)
-            raise
+    async def _model_infer(self, data: bytes, caller: Caller) -> bytes:
+        return await infer(self._node, read_request(data), caller, encode_infer)
 
     async def _model_config(
         self, request: pb.ModelConfigRequest, caller: Caller

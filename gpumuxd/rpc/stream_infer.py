@@ -14,10 +14,12 @@ import base64
 
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.errors import GpumuxdError
-from gpumuxd.node.api import InferCall, NodeApi
-from gpumuxd.rpc.call import Arrival, parse
-from gpumuxd.rpc.codec import decode_infer, encode_infer
+from gpumuxd.node.api import NodeApi
+from gpumuxd.rpc.call import Arrival, Caller
+from gpumuxd.rpc.codec import FINAL, encode_stream_infer
 from gpumuxd.rpc.generated import inference_pb2 as pb
+from gpumuxd.rpc.inferring import infer
+from gpumuxd.rpc.raw_request import InferRequest, read_request
 from gpumuxd.rpc.status import Failure, failure_of
 from gpumuxd.rpc.streams import Accept, Answer, Duplex
 from gpumuxd.units import NS_PER_S
@@ -27,21 +29,9 @@ PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 STATUS_WANTED = ("triton_grpc_error", "true")
 """The metadata of a client that wants the status of the first error, and the end of the stream."""
 
-FINAL = "triton_final_response"
 STATUS, REASON, DETAILS = "error_status", "error_reason", "error_details"
 """Parameters of an answer with an error: the name of its gRPC status, its class, and what would be
 in `grpc-status-details-bin`, in base64."""
-
-_RESPONSE_TAG = b"\x12"  # field 2 of ModelStreamInferResponse, a length and bytes
-
-
-def _final() -> bytes:
-    response = pb.ModelInferResponse()
-    response.parameters[FINAL].bool_param = True
-    return response.SerializeToString()
-
-
-_FINAL_PARAMETER = _final()
 
 
 class StreamInferService:
@@ -70,13 +60,12 @@ class _Stream:
         """Raises Unauthenticated: a tenant that is not known any more gets no further."""
         arrived_ns = monotonic_ns()
         tenant = self._arrival.identify(self._arrival.metadata)
-        request = pb.ModelInferRequest()
         try:
-            request = parse(pb.ModelInferRequest, data)
-            call = decode_infer(request, tenant, arrived_ns, self._remaining_s(arrived_ns))
-        except Exception as error:
-            return self._refuse(error, request.id, request.model_name)
-        return self._infer(call, request.id)
+            request = read_request(data)
+        except GpumuxdError as error:
+            return self._refuse(error, "")
+        caller = Caller(tenant, arrived_ns, self._remaining_s(arrived_ns))
+        return self._infer(request, caller)
 
     def _remaining_s(self, now_ns: int) -> float | None:
         """What is left of the stream's deadline."""
@@ -85,22 +74,19 @@ class _Stream:
             return None
         return left_s - (now_ns - self._arrival.arrived_ns) / NS_PER_S
 
-    async def _infer(self, call: InferCall, request_id: str) -> bytes | Failure:
+    async def _infer(self, request: InferRequest, caller: Caller) -> bytes | Failure:
         task = asyncio.current_task()
         assert task is not None, "answers run in tasks"
         try:
-            reply = await self._node.infer(call)
-            return _framed(encode_infer(reply, request_id).SerializeToString())
+            return await infer(self._node, request, caller, encode_stream_infer)
         except asyncio.CancelledError as error:
             if task.cancelling():
                 raise
-            return await self._refuse(error, request_id, call.model)
+            return await self._refuse(error, request.message.id)
         except Exception as error:
-            return await self._refuse(error, request_id, call.model)
+            return await self._refuse(error, request.message.id)
 
-    async def _refuse(self, error: BaseException, request_id: str, model: str) -> bytes | Failure:
-        if isinstance(error, GpumuxdError):
-            error.facts.setdefault("model", model)
+    async def _refuse(self, error: BaseException, request_id: str) -> bytes | Failure:
         failure = failure_of(error, PATH)
         return failure if self._wants_status else _encode_failure(failure, request_id)
 
@@ -114,15 +100,3 @@ def _encode_failure(failure: Failure, request_id: str) -> bytes:
     parameters[REASON].string_param = failure.reason
     parameters[DETAILS].string_param = base64.b64encode(failure.details).decode()
     return response.SerializeToString()
-
-
-def _framed(response: bytes) -> bytes:
-    """A ModelInferResponse as the only field of a ModelStreamInferResponse, and marked as final;
-    messages that lie side by side are one. Its tensors are copied once."""
-    length = len(response) + len(_FINAL_PARAMETER)
-    size = bytearray()
-    while length > 0x7F:
-        size.append(length & 0x7F | 0x80)
-        length >>= 7
-    size.append(length)
-    return b"".join((_RESPONSE_TAG, size, response, _FINAL_PARAMETER))

@@ -35,10 +35,9 @@ from gpumuxd.node.api import InferReply, Tenant
 from gpumuxd.node.model_page import is_allowed
 from gpumuxd.node.spec_check import check_spec, why_wrong_loaded
 from gpumuxd.node.validation import CallChecker
-from gpumuxd.rpc.call import parse
 from gpumuxd.rpc.codec import decode_infer, encode_infer
 from gpumuxd.rpc.generated import control_pb2
-from gpumuxd.rpc.generated import inference_pb2 as pb
+from gpumuxd.rpc.raw_request import read_request
 from gpumuxd.rpc.status import TEXT_WIRE_BYTES_MAX, failure_of
 from gpumuxd.units import MIB
 from gpumuxd.wire import frames
@@ -285,7 +284,7 @@ def _told(error: GpumuxdError) -> None:
 
 def run_request(data: bytes) -> None:
     try:
-        call = decode_infer(parse(pb.ModelInferRequest, data), ANYONE, 1, 0.5)
+        call = decode_infer(read_request(data), ANYONE, 1, 0.5)
     except GpumuxdError as error:
         _told(error)
         return
@@ -324,7 +323,7 @@ def run_frame(data: bytes) -> None:
         return
     match frame:
         case frames.Finished(outcome=outcome, report=report):
-            encode_infer(InferReply("m", "1", (), report), "1").SerializeToString()
+            encode_infer(InferReply("m", "1", (), report), "1")
             if outcome.kind is not OutcomeKind.COMPLETED:
                 _told(error_of(outcome, 1))
         case frames.ModelLoaded():

@@ -197,7 +197,10 @@ class FakeNode:
             raise
         (tensor,) = call.inputs
         output = OutputTensor("y", tensor.datatype, tensor.shape, bytes(tensor.data))
-        return InferReply(call.model, "1", (output,), REPORT, replays=6)
+        reply = InferReply(call.model, "1", (output,), REPORT, replays=6)
+        if call.encode is None:
+            return reply
+        return replace(reply, outputs=(), message=call.encode(reply))
 
     async def load(self, tenant: Tenant, name: str) -> None:
         if name not in self.models:

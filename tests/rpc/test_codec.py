@@ -5,7 +5,6 @@ import struct
 from typing import Any
 
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from gpumuxd.models.spec import ITEM_BYTES
 from gpumuxd.node.api import InferCall, InferReply, OutputTensor, SequenceStep
 from gpumuxd.rpc import codec
 from gpumuxd.rpc.generated import inference_pb2 as pb
+from gpumuxd.rpc.raw_request import InferRequest, read_request
 from tests.rpc.fake_node import ADMIN
 from tests.rpc.front import declared, good_request
 
@@ -23,7 +23,8 @@ YEAR_NS = 365 * 24 * 3600 * 10**9
 
 
 def decode(request: pb.ModelInferRequest, remaining_s: float | None = None) -> InferCall:
-    return codec.decode_infer(request, ADMIN, ARRIVED_NS, remaining_s)
+    asked = read_request(request.SerializeToString())
+    return codec.decode_infer(asked, ADMIN, ARRIVED_NS, remaining_s)
 
 
 def parameter(**choice: object) -> pb.InferParameter:
@@ -331,24 +332,30 @@ def test_an_answer_is_raw_with_one_entry_for_each_output_even_an_empty_one() -> 
         version="7",
         outputs=(
             OutputTensor("a", "FP32", (1,), b"\0\0\x80?"),
-            OutputTensor("b", "UINT8", (0, 2), b""),
+            OutputTensor("b", "UINT8", (0, 2), memoryview(b"")),
+            OutputTensor("c", "UINT8", (200,), memoryview(bytes(200))),
         ),
-        report=RunReport(1, 2, 3, 4, 5),
+        report=RunReport(1, 2, 3, 4, 5, 7),
         replays=6,
     )
-    response = codec.encode_infer(reply, "request 1")
+    response = pb.ModelInferResponse.FromString(codec.encode_infer(reply, "request 1"))
+    streamed = pb.ModelStreamInferResponse.FromString(codec.encode_stream_infer(reply, "request 1"))
+    assert streamed.infer_response.parameters.pop("triton_final_response").bool_param
+    assert streamed == pb.ModelStreamInferResponse(infer_response=response)
     assert (response.model_name, response.model_version, response.id) == ("m", "7", "request 1")
     assert [(o.name, o.datatype, list(o.shape)) for o in response.outputs] == [
         ("a", "FP32", [1]),
         ("b", "UINT8", [0, 2]),
+        ("c", "UINT8", [200]),
     ]
-    assert list(response.raw_output_contents) == [b"\0\0\x80?", b""]
+    assert list(response.raw_output_contents) == [b"\0\0\x80?", b"", bytes(200)]
     assert {key: value.int64_param for key, value in response.parameters.items()} == {
         "queue_ns": 1,
         "compute_ns": 2,
         "preemptions": 3,
         "preemption_wait_ns": 4,
         "predicted_ns": 5,
+        "batch_rows": 7,
         "replays": 6,
     }
 
@@ -374,9 +381,9 @@ def requests(draw: st.DrawFn) -> pb.ModelInferRequest:
     return request
 
 
-def check_decoded(request: pb.ModelInferRequest) -> None:
+def check_decoded(asked: InferRequest) -> None:
     try:
-        call = decode(request)
+        call = codec.decode_infer(asked, ADMIN, ARRIVED_NS, None)
     except (InvalidRequest, Unsupported):
         return
     for tensor in call.inputs:
@@ -387,7 +394,7 @@ def check_decoded(request: pb.ModelInferRequest) -> None:
 @settings(max_examples=300, deadline=None)
 @given(requests())
 def test_whatever_comes_is_refused_or_holds_its_bytes(request: pb.ModelInferRequest) -> None:
-    check_decoded(request)
+    check_decoded(read_request(request.SerializeToString()))
 
 
 @settings(max_examples=300, deadline=None)
@@ -397,7 +404,7 @@ def test_a_damaged_message_is_refused_or_holds_its_bytes(data: st.DataObject) ->
     for _ in range(data.draw(st.integers(1, 4))):
         wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
     try:
-        request = pb.ModelInferRequest.FromString(bytes(wire))
-    except DecodeError:
+        asked = read_request(bytes(wire))
+    except InvalidRequest:
         return
-    check_decoded(request)
+    check_decoded(asked)

@@ -136,6 +136,7 @@ def decode_infer(data: bytes) -> types.InferResult:
         preemption_wait_ns=figures.get("preemption_wait_ns", 0),
         predicted_ns=figures.get("predicted_ns", 0),
         replays=figures.get("replays", 0),
+        batch_rows=figures.get("batch_rows", 0),
     )
     return types.InferResult(
         response.model_name, response.model_version, response.id, report, outputs

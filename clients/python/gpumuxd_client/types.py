@@ -18,6 +18,7 @@ class RunReport:
     preemption_wait_ns  how long it stood still because of that
     predicted_ns        the estimate of its run on arrival, 0 if there was none
     replays             how often it was sent again, because its device was lost under it
+    batch_rows          rows that ran together, its own among them, 0 if nobody says
     """
 
     queue_ns: int = 0
@@ -26,6 +27,7 @@ class RunReport:
     preemption_wait_ns: int = 0
     predicted_ns: int = 0
     replays: int = 0
+    batch_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,11 @@ from gpumuxd.units import MIB, NS_PER_MS, NS_PER_S
 _FRAME_BYTES = 1024 * 1024
 """HTTP/2's own 16 KiB makes a thousand frames of a 16 MB tensor."""
 
+WINDOW_BYTES = 1024 * 1024
+"""What a client may send of a message before it is received. gRPC's own window grows with the
+bandwidth that it measures: measured on loopback to 16 MiB, of each of all calls that wait for a
+place. Fixed, it needs no pings to measure with, and a message of this size comes in one go."""
+
 _PENDING_CALLS_MAX = 2**31 - 1
 """Calls that came and were not taken yet. gRPC drops some at random above 1000, with a bare
 CANCELLED; we take all at once and refuse what is too much with a reason. Such a call has no
@@ -54,6 +59,8 @@ class ConnectionLimits:
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", -1),
             ("grpc.http2.max_frame_size", _FRAME_BYTES),
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
             ("grpc.server.max_pending_requests", _PENDING_CALLS_MAX),
             ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS_MAX),
             ("grpc.max_allowed_incoming_connections", self.connections_max),

@@ -1,14 +1,22 @@
 """Places for messages that are being received: who waits, who is refused, what is given back."""
 
 import asyncio
+from pathlib import Path
 
+import grpc
 import pytest
 
 from gpumuxd.errors import QuotaExceeded
 from gpumuxd.rpc import receiving
+from gpumuxd.rpc.connections import WINDOW_BYTES, ConnectionLimits
+from gpumuxd.rpc.listener import Listener
 from gpumuxd.rpc.receiving import Receiving
+from gpumuxd.rpc.server import FrontDoor
+from tests.rpc import http2
+from tests.rpc.fake_node import ADMIN, CAMERA, FakeTenants, fake_node
+from tests.rpc.front import INFER, good_request, infer
 
-LIVE = "/inference.GRPCInferenceService/ServerLive"
+MESSAGE_BYTES_MAX = 4 * WINDOW_BYTES
 
 
 class Call:
@@ -120,3 +128,53 @@ async def test_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in calls:
         call.is_here.set()
         await call.task
+
+
+async def test_what_is_not_received_stays_with_its_sender_and_harms_no_other_tenant(
+    tmp_path: Path,
+) -> None:
+    """One place a tenant: of two large messages the second is sent when the first is here."""
+    listeners = (Listener("127.0.0.1:0", CAMERA), Listener(f"unix:{tmp_path}/admin.sock", ADMIN))
+    limits = ConnectionLimits(receiving_bytes_max=MESSAGE_BYTES_MAX)
+    door = FrontDoor(fake_node(), listeners, FakeTenants(), MESSAGE_BYTES_MAX, limits=limits)
+    await door.start()
+    message = bytes(MESSAGE_BYTES_MAX)  # of no meaning: it is refused once it is here
+
+    def stall(port: int) -> http2.Sender:
+        sender = http2.Sender(http2.connect(port), INFER)
+        sender.begin(1, message)
+        sender.send_until_left(1, MESSAGE_BYTES_MAX - 1)  # its call has the place
+        sender.begin(3, message)
+        sender.send_until_left(1, 1)
+        return sender
+
+    try:
+        port = int(door.addresses[0].rpartition(":")[2])
+        sender = await asyncio.to_thread(stall, port)
+        try:
+            assert sender.sent[1] == MESSAGE_BYTES_MAX + 5 - 1
+            assert sender.sent[3] <= WINDOW_BYTES
+            async with grpc.aio.insecure_channel(door.addresses[1]) as channel:
+                assert (await infer(channel, good_request())).id == "42"
+            await asyncio.to_thread(sender.wait_answer, 1)
+            await asyncio.to_thread(sender.wait_answer, 3)
+            assert sender.sent[3] == MESSAGE_BYTES_MAX + 5
+        finally:
+            sender.close()
+    finally:
+        await door.stop(0)
+
+
+async def test_a_call_that_ends_before_its_message_is_told_so() -> None:
+    door = FrontDoor(fake_node(), (Listener("127.0.0.1:0"),), FakeTenants(), MESSAGE_BYTES_MAX)
+    await door.start()
+    try:
+        async with grpc.aio.insecure_channel(door.addresses[0]) as channel:
+            live: grpc.aio.StreamUnaryMultiCallable[bytes, bytes]
+            live = channel.stream_unary("/inference.GRPCInferenceService/ServerLive")
+            call = live(timeout=10)
+            await call.done_writing()
+            with pytest.raises(grpc.aio.AioRpcError, match="ended without a message"):
+                await call
+    finally:
+        await door.stop(0)

@@ -1,6 +1,7 @@
 """Stock `tritonclient[grpc]` and `gpumuxctl` against a running daemon with real models."""
 
 import json
+import queue
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -98,6 +99,64 @@ def test_an_inference_with_priority_timeout_and_one_output(client: Any) -> None:
         )
         np.testing.assert_array_equal(result.as_numpy("n"), np.full(rows, 4, np.float32))
         assert result.as_numpy("y") is None
+
+
+def statistics_of(client: Any, name: str) -> Any:
+    (found,) = client.get_inference_statistics(name).model_stats
+    return found
+
+
+def test_statistics_count_every_request_once(client: Any) -> None:
+    before = statistics_of(client, "tiny")
+    for _ in range(3):
+        client.infer("tiny", [tensor(X)], client_timeout=30)  # two rows
+    with pytest.raises(InferenceServerException):
+        client.infer("tiny", [tensor(X)], outputs=[triton.InferRequestedOutput("z")])
+    after = statistics_of(client, "tiny")
+    assert (after.name, after.version) == ("tiny", "1")
+    assert after.inference_count - before.inference_count == 6
+    assert after.execution_count - before.execution_count == 3
+    stats, stats_before = after.inference_stats, before.inference_stats
+    for name in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
+        duration, earlier = getattr(stats, name), getattr(stats_before, name)
+        assert (name, duration.count - earlier.count) == (name, 3)
+        assert duration.ns > earlier.ns
+    assert stats.fail.count - stats_before.fail.count == 1
+    batches = {batch.batch_size: batch.compute_infer.count for batch in after.batch_stats}
+    assert sum(batches.values()) == after.execution_count
+    assert 2 in batches
+    assert after.last_inference >= before.last_inference
+    (memory,) = after.memory_usage
+    assert (memory.type, memory.byte_size > 0) == ("CPU", True)
+    assert {m.name for m in client.get_inference_statistics().model_stats} >= {"tiny", "busy"}
+
+
+def test_a_stream_of_inferences(client: Any) -> None:
+    heard: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: heard.put((result, error)))
+    for number in range(20):
+        client.async_stream_infer("tiny", [tensor(X + number)], request_id=str(number))
+    client.async_stream_infer("nobody", [tensor(X)])
+    client.stop_stream()
+    for number in range(20):
+        result, error = heard.get_nowait()
+        assert (error, result.get_response().id) == (None, str(number))
+        np.testing.assert_array_equal(result.as_numpy("y"), (X + number) * 2 + 1)
+    _, error = heard.get_nowait()
+    assert "nobody" in error.message()
+
+
+def test_the_log_is_switched_while_it_runs(served: tuple[Site, Daemon], client: Any) -> None:
+    def unloads_logged() -> int:
+        client.unload_model("busy")
+        client.load_model("busy")
+        return served[1].log.count('"model_unloaded"')
+
+    before = unloads_logged()
+    client.update_log_settings({"log_info": False})
+    assert unloads_logged() == before
+    client.update_log_settings({"log_info": None})
+    assert unloads_logged() == before + 1
 
 
 def test_load_unload_and_the_index_agree(client: Any) -> None:

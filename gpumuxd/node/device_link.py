@@ -3,33 +3,27 @@
 A link starts a child, speaks frames with it and ends once; the next life is a new link with a new
 arena (`supervisor.py`). It must not know models beyond their keys, nor why a request was sent.
 
-Invariants. Every `submit` that returns a future resolves it exactly once: with the child's
-`Finished`, or after the child was reaped with RequestLost, that of the culprit with ModelFaulted.
-Memory of a request nobody waits for is released at the same two moments and never before, since
-until then a kernel may write there. No call blocks: a full channel is QueueFull for requests, and
-for what must be said (cancels, unloads) a list that is sent as soon as there is room.
+Invariants. What the child owes (`owed.py`) is settled after it was reaped, and its arena is closed
+after the last memory in it was released. No call blocks: a full channel is QueueFull for requests,
+and for what must be said (cancels, unloads) a list that is sent as soon as there is room.
 """
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from gpumuxd.clock import Clock
 from gpumuxd.core.placement import Backlog
 from gpumuxd.domain import Bucket
 from gpumuxd.errors import (
-    DeadlineMissed,
     DeviceLost,
     GpumuxdError,
     InvalidModel,
-    ModelFaulted,
     ModelNotReady,
     OutOfDeviceMemory,
     QueueFull,
     WrongMode,
-    deadline_facts,
     limit_facts,
 )
 from gpumuxd.node.api import Tenant
@@ -39,13 +33,11 @@ from gpumuxd.node.blame import (
     Death,
     Verdict,
     cause_of,
-    suspects_of,
-    version_of_key,
 )
 from gpumuxd.node.child_process import Child, Spawn, device_environment, is_stopped
 from gpumuxd.node.limits import Ticket
 from gpumuxd.node.loop_channel import LoopChannel
-from gpumuxd.node.overdue import Overdue
+from gpumuxd.node.owed import Owed, fail, resolve
 from gpumuxd.node.questions import Questions
 from gpumuxd.node.recording import Recording
 from gpumuxd.node.request_memory import RequestMemory
@@ -65,27 +57,7 @@ from gpumuxd.wire.channel import (
 )
 from gpumuxd.wire.in_flight_board import InFlightBoard
 
-_T = TypeVar("_T")
-
 Judge = Callable[[Death], Verdict]
-
-
-class RequestLost(DeviceLost):
-    """A device went away under a request or a load. `is_suspect`: that may be why."""
-
-    def __init__(
-        self,
-        message: str,
-        facts: Mapping[str, str] | None = None,
-        retry_delay_ns: int | None = None,
-        is_suspect: bool = False,
-    ) -> None:
-        super().__init__(message, facts, retry_delay_ns)
-        self.is_suspect = is_suspect
-
-
-class RequestOverdue(DeadlineMissed):
-    """The device did not tell in time; it still has the request."""
 
 
 class DeviceLink:
@@ -116,12 +88,7 @@ class DeviceLink:
         self._limits = limits
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._requests: dict[int, asyncio.Future[frames.Finished]] = {}
-        self._keys: dict[int, str] = {}  # the model of each request, also of abandoned ones
-        self._abandoned: dict[int, RequestMemory] = {}
-        self._overdue = Overdue(clock, self._request_overdue)
-        self._loads: dict[str, asyncio.Future[frames.ModelLoaded]] = {}
-        self._unloads: dict[str, asyncio.Future[frames.ModelReleased | None]] = {}
+        self._owed = Owed(settings.device, clock)
         self._statistics_asked: asyncio.Future[None] | None = None
         self._explanations: Questions[frames.Explanation | None] = Questions()
         self._explaining = asyncio.Lock()
@@ -163,7 +130,7 @@ class DeviceLink:
 
     @property
     def requests_in_flight(self) -> int:
-        return len(self._requests) + len(self._abandoned)
+        return self._owed.requests_in_flight
 
     @property
     def arena_bytes_used(self) -> int:
@@ -236,23 +203,14 @@ class DeviceLink:
         Whoever stops waiting for the future must call `abandon`.
         """
         self._check_alive()
-        assert frame.request_id not in self._requests
         self._send_now(frame)
         self.submits += 1
-        future: asyncio.Future[frames.Finished] = self._loop.create_future()
-        self._requests[frame.request_id] = future
-        self._keys[frame.request_id] = frame.model
-        self._overdue.add(frame)
-        return future
+        return self._owed.add_request(frame)
 
     def abandon(self, request_id: int, memory: RequestMemory) -> None:
         """Nobody waits any more: cancel, and release the memory when that is confirmed."""
-        self._overdue.discard(request_id)
-        if self._requests.pop(request_id, None) is None:
-            memory.release()  # it had finished, or its child was reaped
-            return
-        self._abandoned[request_id] = memory
-        self._channel.owe(frames.Cancel(request_id))
+        if self._owed.abandon(request_id, memory):
+            self._channel.owe(frames.Cancel(request_id))
 
     def drop_sequence(self, model: str, slot: int) -> None:
         """No further step of this sequence comes. A device that ended has forgotten it."""
@@ -263,10 +221,8 @@ class DeviceLink:
         """Have a model made ready. Raises InvalidModel or OutOfDeviceMemory with the child's
         reason, ModelNotReady when it takes too long, or DeviceLost."""
         self._check_alive()
-        assert frame.model not in self._loads, "model keys are new for each load"
-        future: asyncio.Future[frames.ModelLoaded] = self._loop.create_future()
         self._send_now(frame, fds)
-        self._loads[frame.model] = future
+        future = self._owed.add_load(frame.model)
         try:
             async with asyncio.timeout(self._limits.load_ns_max / NS_PER_S):
                 return await future
@@ -276,16 +232,16 @@ class DeviceLink:
             limit_s = self._limits.load_ns_max / NS_PER_S
             raise ModelNotReady(f"loading took over {limit_s} s; its device may be busy") from None
         finally:
-            self._loads.pop(frame.model, None)
+            self._owed.forget_load(frame.model)
 
     async def unload(self, model: str) -> frames.ModelReleased | None:
         """Let a model finish what was admitted and go; returns what the child says of it. A device
         that ends has unloaded it too, and says nothing."""
         if not self.is_alive:
             return None
-        future = self._unloads.get(model)
+        future = self._owed.unload(model)
         if future is None:
-            future = self._unloads[model] = self._loop.create_future()
+            future = self._owed.add_unload(model)
             self._channel.owe(frames.UnloadModel(model))
         return await asyncio.shield(future)
 
@@ -343,8 +299,10 @@ class DeviceLink:
         for fd in fds:
             os.close(fd)  # a device child has none to send
         match frame:
-            case frames.Finished():
-                self._handle_finished(frame)
+            case frames.Finished(request_id=number):
+                if not self._owed.finished(frame):
+                    reason = f"it finished request {number}, which it does not have"
+                    self.kill(reason, Cause.NONSENSE)
             case frames.Accepted():
                 pass  # the promise is the child's; clients are told when it is kept or broken
             case frames.Pong(turns=turns):
@@ -362,16 +320,16 @@ class DeviceLink:
             case frames.Started():
                 if not self._started.done():
                     self._started.set_result(frame)
-            case frames.ModelLoaded(model=model):
+            case frames.ModelLoaded():
                 self._watch.heard_turn(self._clock())
-                _resolve(self._loads.pop(model, None), frame)
+                self._owed.loaded(frame)
             case frames.ModelFailed(model=model, reason=reason, is_out_of_memory=is_full):
                 error: GpumuxdError = InvalidModel(reason)
                 if is_full:
                     error = OutOfDeviceMemory(reason, {"device": self.settings.device})
-                _fail(self._loads.pop(model, None), error)
-            case frames.ModelReleased(model=model):
-                _resolve(self._unloads.pop(model, None), frame)
+                self._owed.load_failed(model, error)
+            case frames.ModelReleased():
+                self._owed.released(frame)
             case _:
                 name = type(frame).__name__
                 self.kill(f"it sent a {name}, which is the parent's to send", Cause.NONSENSE)
@@ -379,38 +337,12 @@ class DeviceLink:
     def _statistics_told(self) -> None:
         """Frames come in order: whatever the parent knew when it asked is older than this."""
         asked, self._statistics_asked = self._statistics_asked, None
-        _resolve(asked, None)
+        resolve(asked, None)
 
     def _recording_ended(self, frame: frames.RecordingEnded) -> None:
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.end(frame)
-
-    def _handle_finished(self, frame: frames.Finished) -> None:
-        self._keys.pop(frame.request_id, None)
-        memory = self._abandoned.pop(frame.request_id, None)
-        if memory is not None:
-            memory.release()
-            return
-        self._overdue.discard(frame.request_id)
-        future = self._requests.pop(frame.request_id, None)
-        if future is None:
-            number = frame.request_id
-            self.kill(f"it finished request {number}, which it does not have", Cause.NONSENSE)
-        elif not future.done():
-            future.set_result(frame)
-        else:
-            # The waiter was cancelled, or told that it is overdue, in this very turn of the loop
-            # and has not run yet: it will call `abandon`, find the request gone and release its
-            # memory.
-            assert future.cancelled() or isinstance(future.exception(), RequestOverdue)
-
-    def _request_overdue(self, submit: frames.Submit) -> None:
-        """Its deadline passed, and the child did not say so: whoever waits for it hears it now."""
-        assert submit.deadline_ns is not None
-        reason = f"device {self.settings.device} gave no answer until the deadline"
-        facts = deadline_facts(submit.arrived_ns, submit.deadline_ns, 0)
-        _fail(self._requests.get(submit.request_id), RequestOverdue(reason, facts))
 
     def _handle_exit(self) -> None:
         """The process has ended: hear what it said last, reap it, then settle what it owed."""
@@ -422,42 +354,20 @@ class DeviceLink:
         self._watcher.cancel()
         reason = f"{self._kill_reason} ({how})" if self._kill_reason else how
         cause = self._kill_cause or cause_of(how)
-        suspects = suspects_of(self._board.read(), self._keys, self._loads, cause)
+        suspects = self._owed.suspects(self._board.read(), cause)
         self._board.close()
         verdict = self._judge(Death(self.settings.device, cause, reason, suspects))
         self._ended.set_result(reason)
         self._settle(reason, verdict)
 
     def _settle(self, reason: str, verdict: Verdict) -> None:
-        """Fail all that the child owed. It was reaped, so nothing can touch its memory."""
-        device = self.settings.device
-        message = f"device {device} was lost: {reason}; retry"
-        blamed = ModelFaulted(f"it ended device {device} ({reason}): {verdict.why}")
-        self._overdue.close()
+        """Fail all that the child owed."""
+        message = f"device {self.settings.device} was lost: {reason}; retry"
         self._statistics_told()
         self._recording_ended(frames.RecordingEnded(message, 0, 0, is_broken=True))
         self._explanations.fail(DeviceLost(message))
-        self.requests_lost = len(self._requests)
-        recovery_ns = self.recovery_ns()
-        for number, request in self._requests.items():
-            if number == verdict.culprit:
-                _fail(request, blamed)
-            else:
-                _fail(request, RequestLost(message, None, recovery_ns, number in verdict.suspects))
-        for key, load in self._loads.items():
-            is_culprit = version_of_key(key) == verdict.culprit
-            is_suspect = version_of_key(key) in verdict.suspects
-            _fail(
-                load, blamed if is_culprit else RequestLost(message, None, recovery_ns, is_suspect)
-            )
-        _fail(self._started, DeviceLost(message))
-        for unload in self._unloads.values():
-            _resolve(unload, None)
-        abandoned = list(self._abandoned.values())
-        for collection in (self._requests, self._keys, self._loads, self._unloads, self._abandoned):
-            collection.clear()
-        for memory in abandoned:
-            memory.release()
+        self.requests_lost = self._owed.settle(reason, verdict, self.recovery_ns())
+        fail(self._started, DeviceLost(message))
         self._memory_released()
 
     def _memory_released(self) -> None:
@@ -495,7 +405,7 @@ class DeviceLink:
             # An answer that is there already counts, however late we are to read it.
             self._channel.read()
             now_ns = self._clock()
-            is_loading = bool(self._loads)
+            is_loading = self._owed.is_loading
             if self._watch.is_silent(
                 now_ns,
                 parent_lag_ns=now_ns - due_ns,
@@ -526,14 +436,3 @@ class DeviceLink:
         """Say this or leave it: it is said again soon."""
         with contextlib.suppress(ChannelFull, ChannelClosed):
             self._channel.send(frame)
-
-
-def _resolve(future: "asyncio.Future[_T] | None", value: _T) -> None:
-    if future is not None and not future.done():
-        future.set_result(value)
-
-
-def _fail(future: "asyncio.Future[_T] | None", error: Exception) -> None:
-    if future is not None and not future.done():
-        future.set_exception(error)
-        future.exception()  # asked for here, so that one that nobody awaits is not reported

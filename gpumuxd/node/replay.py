@@ -29,9 +29,9 @@ from gpumuxd.errors import (
 )
 from gpumuxd.node.api import InferCall, InferReply
 from gpumuxd.node.blame import Blame
-from gpumuxd.node.device_link import RequestLost
 from gpumuxd.node.limits import Ticket
 from gpumuxd.node.model_table import Replica
+from gpumuxd.node.owed import RequestLost
 from gpumuxd.node.registry import Registry
 from gpumuxd.node.replies import wait_reply
 from gpumuxd.node.request_memory import RequestMemory

@@ -14,8 +14,9 @@ from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import OutcomeKind
 from gpumuxd.errors import GpumuxdError, ModelFaulted, error_of, limit_facts
 from gpumuxd.node.api import InferCall, InferReply, OutputTensor, RegionRef, Tenant
-from gpumuxd.node.device_link import DeviceLink, RequestOverdue
+from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.model_table import Replica
+from gpumuxd.node.owed import RequestOverdue
 from gpumuxd.node.request_memory import RequestMemory
 from gpumuxd.node.shared_memory import Copy, copy_out, place_of
 from gpumuxd.node.validation import Fit

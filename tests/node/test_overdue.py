@@ -9,8 +9,9 @@ import pytest
 from gpumuxd.clock import monotonic_ns
 from gpumuxd.domain import Outcome, OutcomeKind, PriorityClass
 from gpumuxd.errors import DeadlineMissed, QueueFull
-from gpumuxd.node.device_link import DeviceLink, RequestOverdue
+from gpumuxd.node.device_link import DeviceLink
 from gpumuxd.node.overdue import GRACE_NS, Overdue
+from gpumuxd.node.owed import RequestOverdue
 from gpumuxd.node.settings import LinkSettings
 from gpumuxd.units import NS_PER_MS, NS_PER_S
 from gpumuxd.wire import frames

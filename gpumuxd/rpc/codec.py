@@ -4,7 +4,8 @@ Checks what a message must be on its own: names given once, shapes that can exis
 their shape, one form of contents, parameters of the right type. Whether a model takes it is
 decided in `node/`, which this file must not know. All numbers on the wire are little-endian.
 
-Invariant: every `InputTensor` holds exactly the bytes that its datatype and shape ask for.
+Invariant: every `InputTensor` holds exactly the bytes that its datatype and shape ask for, or names
+a place in shared memory of that size.
 """
 
 import math
@@ -15,8 +16,18 @@ from typing import NamedTuple
 
 from gpumuxd.errors import InvalidRequest, Unsupported
 from gpumuxd.models.spec import ITEM_BYTES
-from gpumuxd.node.api import InferCall, InferReply, InputTensor, SequenceStep, Tenant
+from gpumuxd.node.api import InferCall, InferReply, InputTensor, RegionRef, SequenceStep, Tenant
 from gpumuxd.rpc.generated import inference_pb2 as pb
+from gpumuxd.rpc.parameters import (
+    OFFSET,
+    REGION,
+    SHARED_MEMORY,
+    SIZE,
+    read_count,
+    read_flag,
+    read_region,
+    read_sequence_id,
+)
 from gpumuxd.rpc.raw_request import TENSORS_MAX, InferRequest, encoded_size
 from gpumuxd.units import NS_PER_S, NS_PER_US
 
@@ -53,7 +64,6 @@ _CONTENTS_FIELD: dict[str, tuple[str, str]] = {
     "FP32": ("fp32_contents", "f"),
     "FP64": ("fp64_contents", "d"),
 }
-_SHARED_MEMORY = "shared_memory_"
 
 _RAW_TAG = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | 2])
 _STREAMED_TAG = bytes([pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | 2])
@@ -82,7 +92,8 @@ def decode_infer(
     request = asked.message
     _check_counts(request)
     priority, timeout_ns, sequence = _decode_parameters(request.parameters)
-    outputs_wanted = tuple(_decode_requested(output) for output in request.outputs)
+    outputs = [_decode_requested(output) for output in request.outputs]
+    outputs_wanted = tuple([name for name, _ in outputs])
     _check_unique("output", outputs_wanted)
     inputs = _decode_inputs(asked)
     _check_unique("input", (tensor.name for tensor in inputs))
@@ -95,6 +106,7 @@ def decode_infer(
         arrived_ns=arrived_ns,
         inputs=inputs,
         outputs_wanted=outputs_wanted,
+        output_regions={name: region for name, region in outputs if region is not None},
         sequence=sequence,
         encode=encode,
     )
@@ -118,7 +130,11 @@ def _answer_pieces(reply: InferReply, request_id: str) -> list[bytes | memoryvie
         model_name=reply.model, model_version=reply.version, id=request_id
     )
     for output in reply.outputs:
-        response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        told = response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        if output.region is not None:
+            told.parameters[REGION].string_param = output.region.region
+            told.parameters[SIZE].int64_param = output.region.size_bytes
+            told.parameters[OFFSET].int64_param = output.region.offset
     report = reply.report
     parameters = response.parameters
     parameters["queue_ns"].int64_param = report.queue_ns
@@ -156,15 +172,15 @@ def _decode_parameters(
     for key in parameters:
         value = parameters[key]
         if key == "priority":
-            priority = _count("priority", value, "1 is the most urgent, 0 the tenant's default")
+            priority = read_count("priority", value, "1 is the most urgent, 0 the tenant's default")
         elif key == "timeout":
-            timeout_us = _count("timeout", value, "microseconds, 0 for none")
+            timeout_us = read_count("timeout", value, "microseconds, 0 for none")
         elif key == "sequence_id":
-            sequence_id = _sequence_id(value)
+            sequence_id = read_sequence_id(value)
         elif key in flags:
-            flags[key] = _flag(key, value)
-        elif key.startswith(_SHARED_MEMORY):
-            raise Unsupported(f"parameter {key!r}: shared memory is not supported")
+            flags[key] = read_flag(key, value)
+        elif key.startswith(SHARED_MEMORY):
+            raise InvalidRequest(f"parameter {key!r}: expected at a tensor, not at the request")
         elif key == "triton_enable_empty_final_response":
             pass  # the C++ client adds it to every request; it only concerns streams
         elif key.startswith("triton_"):
@@ -176,52 +192,16 @@ def _decode_parameters(
     return priority, timeout_us * NS_PER_US, sequence
 
 
-def _sequence_id(parameter: pb.InferParameter) -> int | str:
-    """A number and a text are different ids; 0 and "" are none."""
-    choice = parameter.WhichOneof("parameter_choice")
-    if choice not in ("int64_param", "uint64_param", "string_param"):
-        raise InvalidRequest(
-            "parameter 'sequence_id': expected int64_param, uint64_param or string_param, got "
-            f"{choice or 'nothing'}"
-        )
-    value: int | str = getattr(parameter, choice)
-    return value
-
-
-def _flag(key: str, parameter: pb.InferParameter) -> bool:
-    choice = parameter.WhichOneof("parameter_choice")
-    if choice != "bool_param":
-        raise InvalidRequest(f"parameter {key!r}: expected bool_param, got {choice or 'nothing'}")
-    value: bool = parameter.bool_param
-    return value
-
-
-def _count(key: str, parameter: pb.InferParameter, meaning: str) -> int:
-    """A number that is not negative, as either of the two integer types."""
-    choice = parameter.WhichOneof("parameter_choice")
-    if choice == "int64_param":
-        value = parameter.int64_param
-    elif choice == "uint64_param":
-        value = parameter.uint64_param
-    else:
-        raise InvalidRequest(_not_a_count(key, meaning, choice or "nothing"))
-    if value < 0:
-        raise InvalidRequest(_not_a_count(key, meaning, value))
-    return value
-
-
-def _not_a_count(key: str, meaning: str, came: object) -> str:
-    return (
-        f"parameter {key!r}: expected a number >= 0 as int64_param or uint64_param ({meaning}), "
-        f"got {came}"
-    )
-
-
-def _decode_requested(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
-    for key in _parameters_of(output):
-        if key == "classification" or key.startswith(_SHARED_MEMORY):
-            raise Unsupported(f"output {output.name!r}: parameter {key!r} is not supported")
-    return output.name
+def _decode_requested(
+    output: pb.ModelInferRequest.InferRequestedOutputTensor,
+) -> tuple[str, RegionRef | None]:
+    """Its name, and where it is to be written."""
+    name, parameters = output.name, _parameters_of(output)
+    if not parameters:
+        return name, None
+    if "classification" in parameters:
+        raise Unsupported(f"output {name!r}: parameter 'classification' is not supported")
+    return name, read_region(f"output {name!r}", parameters)
 
 
 def _parameters_of(
@@ -255,40 +235,64 @@ def _check_counts(request: pb.ModelInferRequest) -> None:
 
 
 class _Declared(NamedTuple):
-    """What a tensor says of itself. Each field of a message is read once: that takes 0.3 to 2 us,
-    and is most of what decoding costs."""
+    """What a tensor says of itself; `region` is where it lies in shared memory. Each field of a
+    message is read once: that takes 0.3 to 2 us, and is most of what decoding costs."""
 
     tensor: pb.ModelInferRequest.InferInputTensor
     name: str
     datatype: str
     shape: tuple[int, ...]
     elements: int
+    region: RegionRef | None
+
+    @property
+    def has_contents(self) -> bool:
+        return self.tensor.HasField("contents") and self.tensor.contents.ByteSize() > 0
 
 
 def _decode_inputs(asked: InferRequest) -> list[InputTensor]:
     declared = [_check_declared(tensor) for tensor in asked.message.inputs]
-    raw = asked.raw
+    in_message = [each for each in declared if each.region is None]
+    if len(in_message) == len(declared):
+        return _inputs_in_message(declared, asked.raw)
+    read = iter(_inputs_in_message(in_message, asked.raw))
+    return [next(read) if each.region is None else _input_in_region(each) for each in declared]
+
+
+def _inputs_in_message(
+    declared: Sequence[_Declared], raw: Sequence[memoryview]
+) -> list[InputTensor]:
     if not raw:
         return _typed_inputs(declared)
     for each in declared:
-        if each.tensor.HasField("contents") and each.tensor.contents.ByteSize() > 0:
+        if each.has_contents:
             raise InvalidRequest(
                 f"input {each.name!r}: contents must not be given together with raw_input_contents"
             )
     if len(raw) != len(declared):
         raise InvalidRequest(
-            f"raw_input_contents: expected {len(declared)} entries, one for each input, "
-            f"got {len(raw)}"
+            f"raw_input_contents: expected {len(declared)} entries, one for each input that is not "
+            f"in shared memory, got {len(raw)}"
         )
     return [_raw_input(each, data) for each, data in zip(declared, raw, strict=True)]
+
+
+def _input_in_region(declared: _Declared) -> InputTensor:
+    region = declared.region
+    assert region is not None
+    if declared.has_contents:
+        raise InvalidRequest(
+            f"input {declared.name!r}: contents must not be given for a tensor in shared memory"
+        )
+    _check_size(declared, region.size_bytes)
+    return InputTensor(declared.name, declared.datatype, declared.shape, b"", region)
 
 
 def _check_declared(tensor: pb.ModelInferRequest.InferInputTensor) -> _Declared:
     """A tensor whose datatype, shape and parameters can be served."""
     name, datatype, sizes = tensor.name, tensor.datatype, tensor.shape
-    for key in _parameters_of(tensor):
-        if key.startswith(_SHARED_MEMORY):
-            raise Unsupported(f"input {name!r}: shared memory is not supported")
+    parameters = _parameters_of(tensor)
+    region = read_region(f"input {name!r}", parameters) if parameters else None
     if datatype not in ITEM_BYTES:
         raise InvalidRequest(
             f"input {name!r}: expected a datatype of {', '.join(ITEM_BYTES)}, got {datatype!r}"
@@ -303,18 +307,22 @@ def _check_declared(tensor: pb.ModelInferRequest.InferInputTensor) -> _Declared:
     elements = math.prod(shape)
     if elements > ELEMENTS_MAX:
         raise InvalidRequest(f"input {name!r}: shape {list(shape)} has too many elements")
-    return _Declared(tensor, name, datatype, shape, elements)
+    return _Declared(tensor, name, datatype, shape, elements, region)
 
 
 def _raw_input(declared: _Declared, data: memoryview) -> InputTensor:
-    _, name, datatype, shape, elements = declared
+    _check_size(declared, len(data))
+    return InputTensor(declared.name, declared.datatype, declared.shape, data)
+
+
+def _check_size(declared: _Declared, size_bytes: int) -> None:
+    _, name, datatype, shape, elements, _ = declared
     expected = elements * ITEM_BYTES[datatype]
-    if len(data) != expected:
+    if size_bytes != expected:
         raise InvalidRequest(
             f"input {name!r}: expected {expected} bytes for {datatype} {list(shape)}, "
-            f"got {len(data)}"
+            f"got {size_bytes}"
         )
-    return InputTensor(name, datatype, shape, data)
 
 
 def _typed_inputs(declared: Sequence[_Declared]) -> list[InputTensor]:

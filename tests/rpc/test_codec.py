@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpumuxd.domain import RunReport
 from gpumuxd.errors import GpumuxdError, InvalidRequest, Unsupported
 from gpumuxd.models.spec import ITEM_BYTES
-from gpumuxd.node.api import InferCall, InferReply, OutputTensor, SequenceStep
+from gpumuxd.node.api import InferCall, InferReply, OutputTensor, RegionRef, SequenceStep
 from gpumuxd.rpc import codec
 from gpumuxd.rpc.generated import inference_pb2 as pb
 from gpumuxd.rpc.raw_request import InferRequest, read_request
@@ -108,7 +108,11 @@ def test_a_request_carries_model_version_tenant_and_wanted_outputs() -> None:
         # what was wrong                                      raw        what the message names
         ([declared()], [b"\0" * 15], "expected 16 bytes for FP32 [1, 4], got 15"),
         ([declared()], [b"\0" * 17], "expected 16 bytes for FP32 [1, 4], got 17"),
-        ([declared()], [b"\0" * 16, b""], "expected 1 entries, one for each input, got 2"),
+        (
+            [declared()],
+            [b"\0" * 16, b""],
+            "expected 1 entries, one for each input that is not in shared memory, got 2",
+        ),
         ([declared(name="a"), declared(name="b")], [b"\0" * 16], "expected 2 entries"),
         ([declared(name="x"), declared(name="x")], [b"\0" * 16] * 2, "'x' is given more than"),
         ([declared(fp32_contents=[1, 2, 3, 4])], [b"\0" * 16], "together with raw_input_contents"),
@@ -201,7 +205,7 @@ def test_numbers_of_another_type_are_refused(key: str, value: pb.InferParameter,
     ("key", "value", "error"),
     [
         ("triton_something", parameter(bool_param=True), InvalidRequest),
-        ("shared_memory_region", parameter(string_param="r"), Unsupported),
+        ("shared_memory_region", parameter(string_param="r"), InvalidRequest),
     ],
 )
 def test_reserved_parameters_are_refused_by_name(
@@ -270,13 +274,115 @@ def test_a_step_that_does_not_say_of_what(
         decode(with_parameters(**given))
 
 
+def in_region(tensor: Any, region: str, size_bytes: int, offset: int | None = None) -> Any:
+    tensor.parameters["shared_memory_region"].string_param = region
+    tensor.parameters["shared_memory_byte_size"].int64_param = size_bytes
+    if offset is not None:
+        tensor.parameters["shared_memory_offset"].int64_param = offset
+    return tensor
+
+
+def wanted(name: str = "y") -> pb.ModelInferRequest.InferRequestedOutputTensor:
+    return pb.ModelInferRequest.InferRequestedOutputTensor(name=name)
+
+
+def test_raw_entries_belong_to_the_inputs_that_are_not_in_shared_memory() -> None:
+    request = pb.ModelInferRequest(
+        inputs=[
+            in_region(declared("UINT8", (2,), "a"), "r", 2),
+            declared("UINT8", (1,), "b"),
+            in_region(declared("FP32", (2, 4), "c"), "r", 32, 64),
+            declared("UINT8", (), "d"),
+        ],
+        raw_input_contents=[b"\1", b"\2"],
+    )
+    assert [(t.name, t.data, t.region) for t in decode(request).inputs] == [
+        ("a", b"", RegionRef("r", 0, 2)),
+        ("b", b"\1", None),
+        ("c", b"", RegionRef("r", 64, 32)),
+        ("d", b"\2", None),
+    ]
+
+
+def test_typed_contents_beside_shared_memory() -> None:
+    inputs = [in_region(declared("UINT8", (2,), "a"), "r", 2), declared(fp32_contents=[0] * 4)]
+    in_shm, typed = decode(pb.ModelInferRequest(inputs=inputs)).inputs
+    assert in_shm.region == RegionRef("r", 0, 2)
+    assert typed.region is None
+    assert bytes(typed.data) == bytes(16)
+
+
+def test_outputs_that_go_to_shared_memory() -> None:
+    request = good_request(outputs=[wanted("y"), in_region(wanted("z"), "r", 100, 8)])
+    call = decode(request)
+    assert call.outputs_wanted == ("y", "z")
+    assert call.output_regions == {"z": RegionRef("r", 8, 100)}
+
+
 @pytest.mark.parametrize("where", ["input", "output"])
-def test_shared_memory_of_a_tensor_is_refused(where: str) -> None:
-    request = good_request(outputs=[pb.ModelInferRequest.InferRequestedOutputTensor(name="y")])
-    tensor = request.inputs[0] if where == "input" else request.outputs[0]
-    tensor.parameters["shared_memory_region"].string_param = "region"
-    with pytest.raises(Unsupported, match=where):
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"shared_memory_region": parameter(string_param="r")}, "needs 'shared_memory_byte_size'"),
+        ({"shared_memory_byte_size": parameter(int64_param=16)}, "needs 'shared_memory_region'"),
+        ({"shared_memory_offset": parameter(int64_param=0)}, "needs 'shared_memory_region'"),
+        ({"shared_memory_kind": parameter(int64_param=0)}, "'shared_memory_kind' is not known"),
+        (
+            {
+                "shared_memory_region": parameter(int64_param=1),
+                "shared_memory_byte_size": parameter(int64_param=16),
+            },
+            "'shared_memory_region' as string_param, got int64_param",
+        ),
+        (
+            {
+                "shared_memory_region": parameter(string_param="r"),
+                "shared_memory_byte_size": parameter(int64_param=-16),
+            },
+            "'shared_memory_byte_size': expected a number >= 0",
+        ),
+    ],
+)
+def test_a_place_in_shared_memory_that_is_not_whole(
+    where: str, given: dict[str, pb.InferParameter], told: str
+) -> None:
+    tensor: Any = declared() if where == "input" else wanted()
+    for key, value in given.items():
+        tensor.parameters[key].CopyFrom(value)
+    request = (
+        pb.ModelInferRequest(inputs=[tensor])
+        if where == "input"
+        else good_request(outputs=[tensor])
+    )
+    with pytest.raises(InvalidRequest, match=told):
         decode(request)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "raw", "told"),
+    [
+        (declared(fp32_contents=[0] * 4), [], "for a tensor in shared memory"),
+        (declared(), [b"\0" * 16], "expected 0 entries, one for each input that is not in shared"),
+        (declared(shape=(2, 4)), [], "expected 32 bytes for FP32"),
+    ],
+)
+def test_an_input_that_is_in_shared_memory_and_elsewhere(
+    tensor: pb.ModelInferRequest.InferInputTensor, raw: list[bytes], told: str
+) -> None:
+    request = pb.ModelInferRequest(inputs=[in_region(tensor, "r", 16)], raw_input_contents=raw)
+    with pytest.raises(InvalidRequest, match=told):
+        decode(request)
+
+
+def test_an_output_in_shared_memory_has_an_empty_entry_and_says_where_it_is() -> None:
+    output = OutputTensor("a", "FP32", (2,), b"", RegionRef("r", 64, 8))
+    reply = InferReply("m", "7", (output,), RunReport(1, 2, 3, 4, 5))
+    response = pb.ModelInferResponse.FromString(codec.encode_infer(reply, ""))
+    assert list(response.raw_output_contents) == [b""]
+    parameters = response.outputs[0].parameters
+    assert parameters["shared_memory_region"].string_param == "r"
+    assert parameters["shared_memory_byte_size"].int64_param == 8
+    assert parameters["shared_memory_offset"].int64_param == 64
 
 
 def test_classification_is_refused() -> None:

@@ -9,6 +9,7 @@ from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import ConfigError
 from gpumuxd.node.settings import RepositoryMode, SharedMemorySettings
 from gpumuxd.node.tenants import DEFAULT_TENANT, hash_token
+from gpumuxd.rpc.connections import ConnectionLimits
 from gpumuxd.rpc.listener import Listener
 from gpumuxd.settings import (
     DeviceSettings,
@@ -55,6 +56,12 @@ poll_s = 2.5
 tcp = ["127.0.0.1:1", "[::1]:2"]
 unix = ["/run/x.sock"]
 message_mib_max = 8
+receiving_mib_max = 16
+connections_max = 9
+connection_idle_s_max = 0.5
+keepalive_s = 11
+keepalive_timeout_s = 12
+client_ping_s_min = 0.25
 [[device]]
 name = "cpu:0"
 threads = 2
@@ -102,6 +109,14 @@ def test_everything_said_arrives() -> None:
     assert config.node.repository_mode is RepositoryMode.POLL
     assert config.node.poll_ns == 2_500_000_000
     assert config.node.journal_path == Path("/s/loads.json")
+    assert config.limits == ConnectionLimits(
+        connections_max=9,
+        connection_idle_ns_max=NS_PER_S // 2,
+        keepalive_ns=11 * NS_PER_S,
+        keepalive_timeout_ns=12 * NS_PER_S,
+        client_ping_ns_min=NS_PER_S // 4,
+        receiving_bytes_max=16 * MIB,
+    )
     assert config.message_bytes_max == 8 * MIB
     first, second = config.node.devices
     scheduler = SchedulerSettings(

@@ -156,7 +156,7 @@ def test_the_example_for_systemd_is_good(capsys: pytest.CaptureFixture[str]) -> 
 def test_what_the_example_has_in_comments_is_good_too() -> None:
     text = re.sub(r"^#(?=[a-z\[])", "", EXAMPLE.read_text(), flags=re.MULTILINE)
     assert len(tomllib.loads(text)["tenants"]) == 3
-    config = parse_config(text, ENVIRONMENT)
+    config = parse_config(text, {**ENVIRONMENT, "CREDENTIALS_DIRECTORY": "/run/credentials/x"})
     assert {listener.address for listener in config.listeners if listener.tenant} == {
         "unix:/run/gpumuxd/voice.sock",
         "unix:/run/gpumuxd/operator.sock",

@@ -235,6 +235,7 @@ class PolicyView:
     device: str | None
     batch_max: int | None
     versions: str = "latest"  # which of them serve
+    replicas: str = "1"  # on how many devices: a number, or all
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class LoadedView:
-    """All that is known of a version that is loaded. `notes` are sentences for people."""
+    """All that is known of a version that is loaded. `notes` are sentences for people; `replicas`
+    the devices that have it, `device` the one whose measurements these are."""
 
     platform: str
     device: str
@@ -319,6 +321,7 @@ class LoadedView:
     bound: BoundView
     verdict: Verdict
     notes: Sequence[str] = ()
+    replicas: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,6 +520,11 @@ class NodeApi(Protocol):
 
     async def memory(self, tenant: Tenant) -> Sequence[DeviceMemory]:
         """Who holds the memory of each device that is up, as far as the tenant may know."""
+        ...
+
+    def count_refused(self, tenant: Tenant, name: str, version: str, arrived_ns: int) -> None:
+        """A request of this model was so wrong that it was no call: it counts as one that failed,
+        if the tenant may know of the model."""
         ...
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:

@@ -5,10 +5,11 @@ was lost or a changed artifact took over, and begin at zero when it was unloaded
 for the version that ran it, one that was refused for the version that would have.
 """
 
+import asyncio
 from collections.abc import Awaitable, Iterator, Sequence
 
 from gpumuxd.clock import Clock
-from gpumuxd.errors import InvalidRequest, UnknownModel
+from gpumuxd.errors import Cancelled, InvalidRequest, UnknownModel
 from gpumuxd.models.names import version_number
 from gpumuxd.node.api import InferCall, InferReply, ModelStatistics, Tenant
 from gpumuxd.node.model_table import ModelTable, VersionEntry, may_see
@@ -31,7 +32,8 @@ class Statistics:
         try:
             replied = await reply
         except BaseException as error:
-            waiting.failed(error, self._clock() - call.arrived_ns)
+            is_cancelled = isinstance(error, asyncio.CancelledError | Cancelled)
+            waiting.failed(self._clock() - call.arrived_ns, is_cancelled=is_cancelled)
             raise
         finally:
             waiting.pending -= 1
@@ -40,6 +42,12 @@ class Statistics:
         ran = self._table.entry(call.model, int(replied.version)).counters
         ran.succeeded(replied, self._clock() - call.arrived_ns)
         return replied
+
+    def count_refused(self, tenant: Tenant, name: str, version: str, arrived_ns: int) -> None:
+        """One more that failed, before it was a call."""
+        counters = self._counters(tenant, name, version)
+        if counters is not None:
+            counters.failed(self._clock() - arrived_ns)
 
     def read(self, tenant: Tenant, name: str, version: str) -> Sequence[ModelStatistics]:
         """By name and version. Raises UnknownModel where a name is given and nothing of it is

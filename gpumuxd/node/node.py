@@ -288,6 +288,9 @@ class Node:
     async def memory(self, tenant: Tenant) -> Sequence[DeviceMemory]:
         return await self._registry.memory(tenant, self._links())
 
+    def count_refused(self, tenant: Tenant, name: str, version: str, arrived_ns: int) -> None:
+        self._registry.statistics.count_refused(tenant, name, version, arrived_ns)
+
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
         return await self._registry.index(tenant)
 

@@ -3,10 +3,8 @@
 It must not know how a request runs; its reply tells. Invariant: success + failed = all that ended.
 """
 
-import asyncio
 import time
 
-from gpumuxd.errors import Cancelled
 from gpumuxd.node.api import BatchStatistics, Duration, InferReply, ModelStatistics
 from gpumuxd.units import NS_PER_MS
 
@@ -75,10 +73,10 @@ class VersionCounters:
         batches.compute.add(report.compute_ns)
         batches.copied_out.add(reply.copied_out_ns)
 
-    def failed(self, error: BaseException, took_ns: int) -> None:
+    def failed(self, took_ns: int, is_cancelled: bool = False) -> None:
         """A request was refused, or ended otherwise than well."""
         self._failed.add(took_ns)
-        if isinstance(error, asyncio.CancelledError | Cancelled):
+        if is_cancelled:
             self._cancelled.add(took_ns)
 
     def view(

@@ -19,6 +19,7 @@ Encode = Callable[[InferReply, str], bytes]
 async def infer(node: NodeApi, request: InferRequest, caller: Caller, encode: Encode) -> bytes:
     """The answer to a request. Raises GpumuxdError, which names the model."""
     message = request.message
+    call = None
     try:
         request_id = message.id
         call = decode_infer(
@@ -31,4 +32,8 @@ async def infer(node: NodeApi, request: InferRequest, caller: Caller, encode: En
         return (await node.infer(call)).message
     except GpumuxdError as error:
         error.facts.setdefault("model", message.model_name)
+        if call is None:  # the node never saw it, and counts it all the same
+            node.count_refused(
+                caller.tenant, message.model_name, message.model_version, caller.arrived_ns
+            )
         raise

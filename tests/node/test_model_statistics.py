@@ -87,6 +87,9 @@ async def test_each_request_counts_once_however_it_ends(world: World) -> None:
         with pytest.raises(InvalidRequest):
             await node.infer(call(1, 2, wanted=["z"]))
         assert tally(node) == (1, 3, 1, 0)
+        node.count_refused(ADMIN, "m", "1", 0)
+        node.count_refused(ADMIN, "m", "7", 0)  # which does not exist
+        assert tally(node) == (1, 4, 1, 0)
         assert of(node).runs == 1
 
 

@@ -105,6 +105,7 @@ class FakeNode:
     loaded: set[str] = field(default_factory=set)
     drained: set[str] = field(default_factory=set)
     calls: list[InferCall] = field(default_factory=list)
+    refused: list[tuple[str, str, str]] = field(default_factory=list)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     before_reply: Callable[[InferCall], object] | None = None
@@ -159,6 +160,9 @@ class FakeNode:
         if name not in ("", STATISTICS.name) or version not in ("", "1"):
             raise UnknownModel(f"model {name!r} is not loaded, so it has no statistics")
         return [STATISTICS]
+
+    def count_refused(self, tenant: Tenant, name: str, version: str, arrived_ns: int) -> None:
+        self.refused.append((tenant.name, name, version))
 
     async def index(self, tenant: Tenant) -> Sequence[IndexEntry]:
         return [

@@ -3,8 +3,8 @@
 import grpc
 
 from gpumuxd.rpc.generated import inference_pb2 as pb
-from tests.rpc.fake_node import STATISTICS
-from tests.rpc.front import ask, refusal
+from tests.rpc.fake_node import STATISTICS, FakeNode
+from tests.rpc.front import INFER, ask, good_request, infer, refusal
 
 SERVICE = "/inference.GRPCInferenceService"
 PATH = f"{SERVICE}/ModelStatistics"
@@ -48,6 +48,17 @@ async def test_one_model_or_none(channel: grpc.aio.Channel) -> None:
         "NOT_FOUND",
         "model 'other' is not loaded, so it has no statistics",
     )
+
+
+async def test_what_is_no_call_counts_as_refused_and_what_the_node_saw_does_not(
+    channel: grpc.aio.Channel, node: FakeNode
+) -> None:
+    request = good_request(raw_input_contents=[b"short"], model_version="1")
+    assert (await refusal(channel, INFER, request))[0] == "INVALID_ARGUMENT"
+    assert node.refused == [("default", "identity_fp32", "1")]
+    await infer(channel, good_request())
+    assert (await refusal(channel, INFER, good_request(model_name="nobody")))[0] == "NOT_FOUND"
+    assert len(node.refused) == 1
 
 
 async def test_it_is_for_tenants_and_advertised(

@@ -3,9 +3,10 @@
     limits -> model -> validation -> priority -> deadline -> memory -> submit -> reply
 
 Everything up to `submit` happens without an `await`, but for saying why a model does not serve, and
-for reading shared memory, after which the model is looked at again. So a request is either refused
-whole or in the device's hands, and a model that served when it was looked up still serves when the
-request gets there. It must not know protobuf or gRPC, and never sees a weight.
+for reading shared memory and large tensors, after which the model is looked at again. So a request
+is either refused whole or in the device's hands, and a model that served when it was looked up
+still serves when the request gets there. It must not know protobuf or gRPC, and never sees a
+weight.
 
 Invariant: a request that was submitted ends in exactly one reply or one error, and its memory is
 released exactly once (`device_link.py` says when).

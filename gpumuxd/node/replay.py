@@ -102,7 +102,7 @@ class Requests:
     async def _send(self, request: _Request, replica: Replica) -> InferReply:
         fit, frame, memory = self._prepare(request, replica)
         if memory.is_unread:
-            await self._read_regions(request, replica, memory)
+            await self._read_rest(request, replica, memory)
         try:
             return await wait_reply(request.call, replica, fit, frame, memory, request.replays)
         except OutOfDeviceMemory as error:
@@ -139,12 +139,10 @@ class Requests:
         )
         return fit, frame, memory
 
-    async def _read_regions(
-        self, request: _Request, replica: Replica, memory: RequestMemory
-    ) -> None:
-        """Read the inputs that lie in shared memory. Its model may be unloaded meanwhile."""
+    async def _read_rest(self, request: _Request, replica: Replica, memory: RequestMemory) -> None:
+        """Read the inputs that take a while. Its model may be unloaded meanwhile."""
         try:
-            await memory.read_regions()
+            await memory.read_rest()
             if not self._registry.is_in_force(request.call.model, replica):
                 raise Draining(
                     f"model {request.call.model!r} version {replica.version} went while the inputs "

@@ -63,6 +63,10 @@ class Manifest:
     def slo_ns(self) -> int | None:
         return None if self.slo_ms is None else ns_from_ms(self.slo_ms)
 
+    @property
+    def batch_delay_ns_max(self) -> int:
+        return 0 if self.batching is None else ns_from_ms(self.batching.delay_ms_max)
+
     def serves_as(self, other: "Manifest") -> bool:
         """Would one version serve alike under both? Which versions there are is no matter of one
         of them."""

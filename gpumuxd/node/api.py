@@ -222,6 +222,8 @@ class ModelView:
     longest_group_ns: int = 0
     run_ns: Sequence[tuple[tuple[int, ...], int]] = ()
     weights_bytes: int = 0
+    batch_rows_max: int = 0  # rows that may share a run; 0: each request runs alone
+    batch_delay_ns_max: int = 0  # how long one waits for others
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,6 +207,8 @@ class Registry:
             group_count=replica.loaded.group_count,
             longest_group_ns=replica.loaded.longest_group_ns,
             run_ns=replica.loaded.run_ns,
+            batch_rows_max=replica.loaded.batch_rows_max,
+            batch_delay_ns_max=replica.manifest.batch_delay_ns_max,
             weights_bytes=replica.loaded.weights_bytes,
         )
 

@@ -16,6 +16,7 @@ from gpumuxd.rpc.raw_request import read_request
 from gpumuxd.rpc.server_settings import LogSettingsService, LogSwitches, TraceSettingService
 from gpumuxd.rpc.shared_memory import SharedMemoryService
 from gpumuxd.rpc.statistics import encode_statistics
+from gpumuxd.units import NS_PER_US
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -211,6 +212,10 @@ def _model_config(view: ModelView) -> pb.ModelConfig:
         "longest_group_ns": view.longest_group_ns,
         "weights_bytes": view.weights_bytes,
     }
+    if view.batch_rows_max:
+        delay_us = view.batch_delay_ns_max // NS_PER_US
+        config.dynamic_batching.max_queue_delay_microseconds = delay_us
+        measured["batch_rows_max"] = view.batch_rows_max
     for key, value in measured.items():
         config.parameters[key].string_value = str(value)
     return config

@@ -134,6 +134,8 @@ class FakeNode:
             spec=self._spec(name, version),
             group_count=7,
             longest_group_ns=700,
+            batch_rows_max=4 if name == "identity_bf16" else 0,
+            batch_delay_ns_max=1500_000,
             weights_bytes=1024,
         )
 

@@ -221,6 +221,8 @@ async def test_metadata_and_config_agree_on_the_batch_dimension(
     assert (config.max_batch_size, list(config.input[0].dims)) == (8, [4])
     assert config.input[0].data_type == pb.TYPE_BF16
     assert config.parameters["longest_group_ns"].string_value == "700"
+    assert config.parameters["batch_rows_max"].string_value == "4"
+    assert config.dynamic_batching.max_queue_delay_microseconds == 1500
 
 
 async def test_only_what_works_is_advertised(channel: grpc.aio.Channel) -> None:

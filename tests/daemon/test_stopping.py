@@ -8,15 +8,18 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from gpumuxd_client import AsyncClient, RecordingEnd
 from gpumuxd_client.errors import GpumuxdError
 
+from gpumuxd.rpc.generated import inference_pb2 as pb
 from tests.daemon.harness import LIMIT_S, Daemon, Site
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 BUSY_X = np.ones((1, 384), dtype=np.float32)
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 TENANTS = ("operator", "voice", "index")
 REQUESTS = {"voice": 200, "index": 150}
 
@@ -100,3 +103,45 @@ async def test_a_stop_waits_for_requests_that_wait_to_be_sent_again(site: Site) 
             np.testing.assert_array_equal(result["y"], X * 2 + 1)
         assert "drain_cut_short" not in daemon.log
         assert daemon.log.count('"device_up"') == 2
+
+
+async def read_into(
+    answers: list[pb.ModelStreamInferResponse], stream: "grpc.aio.StreamStreamCall[bytes, bytes]"
+) -> None:
+    async for data in stream:
+        answers += [pb.ModelStreamInferResponse.FromString(data)]
+
+
+async def test_a_stop_ends_streams_when_what_they_asked_is_answered(site: Site) -> None:
+    request = pb.ModelInferRequest(
+        model_name="busy",
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 384])],
+        raw_input_contents=[BUSY_X.tobytes()],
+    )
+    with Daemon.running(site) as daemon:
+        daemon.wait_notified("READY=1")
+        target = f"unix:{site.directory}/voice.sock"
+        async with (
+            client_of(site, "operator") as operator,
+            grpc.aio.insecure_channel(target) as channel,
+        ):
+            method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(STREAM)
+            idle, asking = method(timeout=LIMIT_S), method(timeout=LIMIT_S)
+            for number in range(20):
+                request.id = str(number)
+                await asking.write(request.SerializeToString())
+            await wait_in_flight(operator, 1)
+            daemon.signal(signal.SIGTERM)
+            answers: list[pb.ModelStreamInferResponse] = []
+            with pytest.raises(grpc.aio.AioRpcError, match="is stopping") as ended:
+                await read_into(answers, asking)
+            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises(grpc.aio.AioRpcError, match="is stopping"):
+                await idle.read()
+        assert await asyncio.to_thread(daemon.wait_exit) == 0
+    assert answers, "what was accepted is answered"
+    assert [answer.infer_response.id for answer in answers] == [str(n) for n in range(len(answers))]
+    done = [answer for answer in answers if not answer.error_message]
+    assert done
+    late = answers[len(done) :]
+    assert all("stopping" in answer.error_message for answer in late)

@@ -60,11 +60,15 @@ def _policy_rows(policy: Any) -> Iterator[tuple[str, str]]:
     yield "versions", policy["versions"]
     if policy["device"] is not None:
         yield "placement", policy["device"]
+    if policy["replicas"] not in ("", "1"):
+        yield "replicas", policy["replicas"]
 
 
 def _loaded_rows(name: str, loaded: Any) -> Iterator[tuple[str, str]]:
     yield "platform", f"{loaded['platform']}, artifact {loaded['artifact_hash'][:HASH_SHOWN]}"
     yield "device", loaded["device"]
+    if len(loaded["replicas"]) > 1:
+        yield "replicas", f"{', '.join(loaded['replicas'])}; what follows is of {loaded['device']}"
     for what in ("input", "output"):
         for tensor in loaded[f"{what}s"]:
             yield what, f"{tensor['name']}  {tensor['datatype']}[{', '.join(tensor['shape'])}]"

@@ -7,6 +7,7 @@ the registry has found the versions.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gpumuxd.models.manifest import Manifest
 from gpumuxd.models.spec import ModelSpec
@@ -52,7 +53,8 @@ async def model_detail(
     for facts in versions:
         loaded = None
         if facts.replica is not None:
-            loaded = loaded_view(facts.replica, statistics[facts.replica.link], name_of)
+            told = statistics[facts.replica.link]
+            loaded = replace(loaded_view(facts.replica, told, name_of), replicas=facts.devices)
         policy = None
         if facts.manifest is not None:
             policy = _policy(facts.manifest, tenant, tenants)
@@ -104,6 +106,7 @@ def _policy(manifest: Manifest, tenant: Tenant, tenants: TenantDirectory) -> Pol
         None if manifest.device is None else ", ".join(manifest.device),
         manifest.batch_max,
         _versions(manifest.versions),
+        "all" if manifest.replicas is None else str(manifest.replicas),
     )
 
 

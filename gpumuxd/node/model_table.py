@@ -178,6 +178,12 @@ class VersionEntry:
         return next(iter((*self.alive, *self.replicas.values())), None)
 
     @property
+    def devices(self) -> Sequence[str]:
+        """Those that have it, in the order of their names."""
+        each = sorted(self.replicas.items())
+        return [name if replica.is_alive else f"{name} (lost)" for name, replica in each]
+
+    @property
     def is_ready(self) -> bool:
         return self.state is ModelState.READY
 
@@ -187,11 +193,13 @@ class VersionEntry:
 
 
 class VersionFacts(NamedTuple):
-    """A version as the index shows it, its manifest where that can be read, what serves it."""
+    """A version as the index shows it, its manifest where that can be read, what serves it best,
+    and the devices that have it."""
 
     entry: IndexEntry
     manifest: Manifest | None
     replica: Replica | None
+    devices: Sequence[str] = ()
 
     @property
     def number(self) -> int | None:

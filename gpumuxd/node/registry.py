@@ -250,7 +250,8 @@ class Registry:
             known.pop((loaded.name, str(loaded.version)), None)  # whatever model.toml says by now
             if may_see(replica.manifest, tenant):
                 view = loaded.view(_note_on_files(scan, loaded))
-                known[loaded.name, view.version] = VersionFacts(view, replica.manifest, replica)
+                facts = VersionFacts(view, replica.manifest, replica, loaded.devices)
+                known[loaded.name, view.version] = facts
         if tenant.is_admin:
             names = {name for name, _ in known}
             for name, reason in {**scan.unknown, **self.failures}.items():

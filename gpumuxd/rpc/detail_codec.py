@@ -39,6 +39,7 @@ def _policy(view: PolicyView) -> pb.PolicyDetail:
         device=view.device,
         batch_max=view.batch_max,
         versions=view.versions,
+        replicas=view.replicas,
     )
 
 
@@ -67,6 +68,7 @@ def _loaded(view: LoadedView) -> pb.LoadedDetail:
         buckets=[_bucket(bucket) for bucket in view.buckets],
         bound=encode_bound(view.bound),
         preemptible=view.verdict.is_preemptible,
+        replicas=view.replicas,
         verdict=view.verdict.sentence,
         advice=view.verdict.advice,
         notes=view.notes,

@@ -145,6 +145,17 @@ def test_the_page_says_where_the_bound_comes_from(bound: BoundView, row: str) ->
     assert f"\n  bound       {row}\n" in printed(with_loaded(SEGMENTS, bound=bound), 80)
 
 
+def test_the_page_names_all_devices_that_have_a_model() -> None:
+    both = with_loaded(SEGMENTS, replicas=("cpu:0", "cpu:1 (lost)"))
+    first = both.versions[0]
+    assert first.policy is not None
+    policy = replace(first.policy, replicas="all")
+    text = printed(replace(both, versions=(replace(first, policy=policy),)), PIPE_COLUMNS)
+    assert "\n  placement   cpu:0\n  replicas    all\n" in text
+    assert "\n  replicas    cpu:0, cpu:1 (lost); what follows is of cpu:0\n" in text
+    assert "replicas" not in printed(with_loaded(SEGMENTS, replicas=("cpu:0",)), PIPE_COLUMNS)
+
+
 def test_figures_of_all_sizes_are_readable() -> None:
     for changes, row in (
         ({"parameter_count": 999}, "parameters  999\n"),

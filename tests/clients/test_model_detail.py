@@ -28,6 +28,7 @@ async def test_every_field_comes_through(client: AnyClient) -> None:
         device="cpu:0",
         batch_max=16,
         versions="all",
+        replicas="1",
     )
     view, loaded = SEGMENTS.versions[0].loaded, ready.loaded
     assert view is not None
@@ -41,6 +42,7 @@ async def test_every_field_comes_through(client: AnyClient) -> None:
         "frame_bytes",
         "group_count",
         "notes",
+        "replicas",
     ):
         assert getattr(loaded, name) == getattr(view, name), name
     size = ("batch", "3", "height", "width")
@@ -65,7 +67,7 @@ async def test_every_field_comes_through(client: AnyClient) -> None:
 
 async def test_what_is_not_there_is_none(client: AnyClient) -> None:
     loaded, broken = (await client("model_detail", "fixed")).versions
-    assert loaded.policy == PolicyDetail(None, "STANDARD", None, None, None, "latest")
+    assert loaded.policy == PolicyDetail(None, "STANDARD", None, None, None, "latest", "1")
     assert loaded.loaded.bound == BoundDetail(None, "unknown", "")
     assert loaded.loaded.is_preemptible is None
     assert loaded.loaded.dimensions == ()

@@ -326,3 +326,18 @@ async def test_what_can_not_be_loaded_is_told_also_after_a_loss(world: World) ->
         await world.device.wait_lives(2)
         await wait_state(world, ModelState.READY)
         assert await world.state() == before
+
+
+async def test_the_page_of_a_model_names_every_device_that_has_it(world: World) -> None:
+    world.add(manifest=BOTH)
+    async with two_devices(world, startup_models=("m",), restart=NEVER) as node:
+        (version,) = (await node.model_detail(ADMIN, "m", "")).versions
+        assert version.policy is not None
+        assert version.loaded is not None
+        assert (version.policy.replicas, version.loaded.replicas) == ("all", ["cpu:0", "cpu:1"])
+        lives_of(world, "cpu:0")[0].end("signal SIGKILL")
+        await world.wait_ready(False)
+        (version,) = (await node.model_detail(ADMIN, "m", "")).versions
+        assert version.loaded is not None
+        assert version.loaded.device == "cpu:1"
+        assert version.loaded.replicas == ["cpu:0 (lost)", "cpu:1"]

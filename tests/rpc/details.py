@@ -42,6 +42,7 @@ SEGMENTS = ModelDetail(
             LoadedView(
                 platform="pytorch_pt2",
                 device="cpu:0",
+                replicas=("cpu:0",),
                 artifact_hash="9f86d081884c7d659a2feaa0c55ad015",
                 spec=SEGMENTS_SPEC,
                 batch_max=16,

@@ -29,6 +29,7 @@ def _policy(message: pb.PolicyDetail) -> types.PolicyDetail:
         device=message.device if message.HasField("device") else None,
         batch_max=message.batch_max if message.HasField("batch_max") else None,
         versions=message.versions,
+        replicas=message.replicas,
     )
 
 
@@ -56,6 +57,7 @@ def _loaded(message: pb.LoadedDetail) -> types.LoadedDetail:
         verdict=message.verdict,
         advice=message.advice,
         notes=tuple(message.notes),
+        replicas=tuple(message.replicas),
     )
 
 

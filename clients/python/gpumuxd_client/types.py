@@ -206,6 +206,7 @@ class PolicyDetail:
     tenants     None: everyone
     class_max   highest class of a request: REALTIME, STANDARD or BEST_EFFORT
     versions    which of its versions serve: `latest`, `latest 2`, `all` or `1, 7`
+    replicas    on how many devices each is: a number, or `all`
     """
 
     tenants: tuple[str, ...] | None
@@ -214,6 +215,7 @@ class PolicyDetail:
     device: str | None
     batch_max: int | None
     versions: str = ""
+    replicas: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,7 @@ class LoadedDetail:
     frame_bytes      most that one run held, measured
     is_preemptible   within the bound; None: there is no telling. `verdict` says it in a sentence,
                      `advice` what would help
+    replicas         the devices that have it; what was measured is of `device`
     """
 
     platform: str
@@ -243,6 +246,7 @@ class LoadedDetail:
     verdict: str
     advice: str
     notes: tuple[str, ...]
+    replicas: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

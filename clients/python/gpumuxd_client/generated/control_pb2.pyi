@@ -113,7 +113,7 @@ class VersionDetail(_message.Message):
     def __init__(self, version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., policy: _Optional[_Union[PolicyDetail, _Mapping]] = ..., loaded: _Optional[_Union[LoadedDetail, _Mapping]] = ...) -> None: ...
 
 class PolicyDetail(_message.Message):
-    __slots__ = ("for_everyone", "tenants", "class_max", "slo_ns", "device", "batch_max", "versions")
+    __slots__ = ("for_everyone", "tenants", "class_max", "slo_ns", "device", "batch_max", "versions", "replicas")
     FOR_EVERYONE_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     CLASS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class PolicyDetail(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     BATCH_MAX_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     for_everyone: bool
     tenants: _containers.RepeatedScalarFieldContainer[str]
     class_max: str
@@ -128,10 +129,11 @@ class PolicyDetail(_message.Message):
     device: str
     batch_max: int
     versions: str
-    def __init__(self, for_everyone: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., class_max: _Optional[str] = ..., slo_ns: _Optional[int] = ..., device: _Optional[str] = ..., batch_max: _Optional[int] = ..., versions: _Optional[str] = ...) -> None: ...
+    replicas: str
+    def __init__(self, for_everyone: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., class_max: _Optional[str] = ..., slo_ns: _Optional[int] = ..., device: _Optional[str] = ..., batch_max: _Optional[int] = ..., versions: _Optional[str] = ..., replicas: _Optional[str] = ...) -> None: ...
 
 class LoadedDetail(_message.Message):
-    __slots__ = ("platform", "device", "artifact_hash", "inputs", "outputs", "dimensions", "batch_max", "parameter_count", "weights_bytes", "frame_bytes", "group_count", "buckets", "bound", "preemptible", "verdict", "advice", "notes")
+    __slots__ = ("platform", "device", "artifact_hash", "inputs", "outputs", "dimensions", "batch_max", "parameter_count", "weights_bytes", "frame_bytes", "group_count", "buckets", "bound", "preemptible", "verdict", "advice", "notes", "replicas")
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +151,7 @@ class LoadedDetail(_message.Message):
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     platform: str
     device: str
     artifact_hash: str
@@ -166,7 +169,8 @@ class LoadedDetail(_message.Message):
     verdict: str
     advice: str
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, platform: _Optional[str] = ..., device: _Optional[str] = ..., artifact_hash: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[TensorDetail, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorDetail, _Mapping]]] = ..., dimensions: _Optional[_Iterable[_Union[DimensionDetail, _Mapping]]] = ..., batch_max: _Optional[int] = ..., parameter_count: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., frame_bytes: _Optional[int] = ..., group_count: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[BucketDetail, _Mapping]]] = ..., bound: _Optional[_Union[BoundDetail, _Mapping]] = ..., preemptible: _Optional[bool] = ..., verdict: _Optional[str] = ..., advice: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    replicas: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, platform: _Optional[str] = ..., device: _Optional[str] = ..., artifact_hash: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[TensorDetail, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorDetail, _Mapping]]] = ..., dimensions: _Optional[_Iterable[_Union[DimensionDetail, _Mapping]]] = ..., batch_max: _Optional[int] = ..., parameter_count: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., frame_bytes: _Optional[int] = ..., group_count: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[BucketDetail, _Mapping]]] = ..., bound: _Optional[_Union[BoundDetail, _Mapping]] = ..., preemptible: _Optional[bool] = ..., verdict: _Optional[str] = ..., advice: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TensorDetail(_message.Message):
     __slots__ = ("name", "datatype", "shape")

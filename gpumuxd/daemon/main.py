@@ -18,6 +18,8 @@ from pathlib import Path
 # Read by gRPC when it is first imported: its fork handlers would make every child that is spawned
 # later wait for its threads, and children here are exec'ed at once and share nothing with it.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# Else it writes a line of its own for each handshake that fails: any stranger could fill the log.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import gpumuxd
 from gpumuxd.daemon.config import DEFAULT_PATH, Config, load_config

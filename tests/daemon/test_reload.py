@@ -171,13 +171,16 @@ def test_certificates_are_read_again_and_what_does_not_fit_together_is_refused(
     write_key(paths[2], shown.private_key_pem.bytes())
     tls = Tls(*paths)
 
-    with Client(address, tls=tls, retries=0) as stranger, pytest.raises(Unreachable):
-        stranger.server_live()
+    for theirs in (None, tls):
+        with Client(address, tls=theirs, retries=0) as stranger, pytest.raises(Unreachable):
+            stranger.server_live()
     ours.write_server(site.directory, client_ca=ours)
     told = reloads.reload(reloads.base)
     assert (told["event"], told["changed"], told["needs_restart"]) == ("reloaded", [], [])
     with Client(address, tls=tls, retries=0) as voice:
         voice.infer("tiny", {"x": X}, priority=1)
+    with Client(address, tls=Tls(paths[0]), retries=0) as nobody, pytest.raises(Unreachable):
+        nobody.server_live()  # what becomes of that is in no line of the log
 
     write_key(site.directory / "server.key", ours.issue().private_key_pem.bytes())
     told = reloads.reload(reloads.base.replace('tls_subject = "voice"', 'tls_subject = "other"'))

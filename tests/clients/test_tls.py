@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from gpumuxd_client import AsyncClient, Client, Tls
 from gpumuxd_client.errors import Unauthenticated, Unreachable
+from tritonclient.grpc import InferenceServerClient
 
 from gpumuxd.ctl.main import main
 from tests.clients.conftest import AnyClient
@@ -105,3 +106,20 @@ async def test_gpumuxctl_takes_files_and_finds_them_in_the_environment(
     monkeypatch.setenv("GPUMUXD_TLS_CERTIFICATE", str(encrypted.certificate))
     monkeypatch.setenv("GPUMUXD_TLS_KEY", str(encrypted.key))
     assert await asyncio.to_thread(main, status) == 0
+
+
+async def test_tritons_own_client_with_a_certificate(encrypted: Encrypted) -> None:
+    def ask() -> list[str]:
+        client = InferenceServerClient(
+            encrypted.target,
+            ssl=True,
+            root_certificates=str(encrypted.ca),
+            private_key=str(encrypted.key),
+            certificate_chain=str(encrypted.certificate),
+        )
+        try:
+            return [model.name for model in client.get_model_repository_index().models]
+        finally:
+            client.close()
+
+    assert "identity_fp32" in await asyncio.to_thread(ask)

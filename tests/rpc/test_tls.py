@@ -239,6 +239,28 @@ async def test_a_certificate_counts_on_encrypted_addresses_alone(
         await door.stop(0)
 
 
+@pytest.mark.parametrize(
+    ("common_name", "expected"), [("camera", "OK"), ("stranger", "UNAUTHENTICATED")]
+)
+async def test_streams_are_of_whoever_the_certificate_is(
+    ours: Authority, mutual: TlsFiles, common_name: str, expected: str
+) -> None:
+    node = fake_node()
+    async with opened(node, mutual) as door:
+        shown = ours.credentials(ours.issue("x.example", common_name=common_name))
+        async with grpc.aio.secure_channel(door.addresses[0], shown) as channel:
+            method: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+            method = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+            call = method(iter([good_request().SerializeToString()]), timeout=WAIT_S)
+            try:
+                answers = [data async for data in call]
+            except grpc.aio.AioRpcError:
+                answers = []
+            assert (await call.code()).name == expected
+    tenants = [each.tenant for each in node.calls]
+    assert (len(answers), tenants) == ((1, [CAMERA]) if expected == "OK" else (0, []))
+
+
 # Files
 
 

@@ -24,15 +24,28 @@ class _Sum:
         return Duration(self.count, self.ns)
 
 
-class _Batches:
-    """Runs of one number of rows."""
+class _Runs:
+    """How long parts of runs took, altogether. One method: this is on the path of a request."""
 
-    __slots__ = ("compute", "copied_in", "copied_out")
+    __slots__ = ("compute_ns", "copied_in_ns", "copied_out_ns", "count")
 
     def __init__(self) -> None:
-        self.copied_in = _Sum()
-        self.compute = _Sum()
-        self.copied_out = _Sum()
+        self.count = 0
+        self.copied_in_ns = 0
+        self.compute_ns = 0
+        self.copied_out_ns = 0
+
+    def add(self, reply: InferReply) -> None:
+        self.count += 1
+        self.copied_in_ns += reply.copied_in_ns
+        self.compute_ns += reply.report.compute_ns
+        self.copied_out_ns += reply.copied_out_ns
+
+    def view(self) -> tuple[Duration, Duration, Duration]:
+        """In, compute, out."""
+        times = (self.copied_in_ns, self.compute_ns, self.copied_out_ns)
+        copied_in, compute, copied_out = (Duration(self.count, ns) for ns in times)
+        return copied_in, compute, copied_out
 
 
 class VersionCounters:
@@ -42,36 +55,28 @@ class VersionCounters:
         self.pending = 0
         self._ended_ms = 0
         self._rows = 0
-        self._runs = 0
-        self._success = _Sum()
+        self._success_ns = 0
+        self._queued_ns = 0
+        self._done = _Runs()  # as each request saw it
         self._failed = _Sum()
         self._cancelled = _Sum()
-        self._queued = _Sum()
-        self._copied_in = _Sum()
-        self._compute = _Sum()
-        self._copied_out = _Sum()
-        self._batches: dict[int, _Batches] = {}
+        self._batches: dict[int, _Runs] = {}  # by rows, each run once
 
     def succeeded(self, reply: InferReply, took_ns: int) -> None:
         """A request was done, in this time since it arrived."""
-        self._ended_ms = time.time_ns() // NS_PER_MS
         report = reply.report
-        self._success.add(took_ns)
-        self._queued.add(report.queue_ns)
-        self._copied_in.add(reply.copied_in_ns)
-        self._compute.add(report.compute_ns)
-        self._copied_out.add(reply.copied_out_ns)
+        self._ended_ms = time.time_ns() // NS_PER_MS
+        self._success_ns += took_ns
+        self._queued_ns += report.queue_ns
         self._rows += reply.rows
+        self._done.add(reply)
         if report.batch_rows and not report.leads_batch:
             return  # its run is counted with the one that leads it
-        self._runs += 1
         rows = report.batch_rows or reply.rows
-        batches = self._batches.get(rows)
-        if batches is None:
-            batches = self._batches[rows] = _Batches()
-        batches.copied_in.add(reply.copied_in_ns)
-        batches.compute.add(report.compute_ns)
-        batches.copied_out.add(reply.copied_out_ns)
+        runs = self._batches.get(rows)
+        if runs is None:
+            runs = self._batches[rows] = _Runs()
+        runs.add(reply)
 
     def failed(self, took_ns: int, is_cancelled: bool = False) -> None:
         """A request was refused, or ended otherwise than well."""
@@ -83,28 +88,24 @@ class VersionCounters:
         self, name: str, version: str, weights_bytes: tuple[tuple[int, int], ...]
     ) -> ModelStatistics:
         """All of it at this moment."""
+        done = self._done.count
+        copied_in, compute, copied_out = self._done.view()
         return ModelStatistics(
             name=name,
             version=version,
             ended_ms=self._ended_ms,
             rows=self._rows,
-            runs=self._runs,
+            runs=sum(runs.count for runs in self._batches.values()),
             pending=self.pending,
-            success=self._success.view(),
+            success=Duration(done, self._success_ns),
             failed=self._failed.view(),
             cancelled=self._cancelled.view(),
-            queued=self._queued.view(),
-            copied_in=self._copied_in.view(),
-            compute=self._compute.view(),
-            copied_out=self._copied_out.view(),
+            queued=Duration(done, self._queued_ns),
+            copied_in=copied_in,
+            compute=compute,
+            copied_out=copied_out,
             batches=tuple(
-                BatchStatistics(
-                    rows,
-                    batches.copied_in.view(),
-                    batches.compute.view(),
-                    batches.copied_out.view(),
-                )
-                for rows, batches in sorted(self._batches.items())
+                BatchStatistics(rows, *runs.view()) for rows, runs in sorted(self._batches.items())
             ),
             weights_bytes=weights_bytes,
         )

@@ -25,8 +25,9 @@ from gpumuxd.models.spec import ModelSpec, Symbol, format_size, symbols_of
 from gpumuxd.units import ns_from_ms
 
 DELAY_MS_MAX = 10_000
-ROWS_MAX_MAX = 65_536
-"""Conditions on the number of rows are tried for each number up to it."""
+ROWS_MAX_MAX = 1024
+"""What notes who shares a run has room for so many (`wire/in_flight_board.py`); and conditions on
+the number of rows are tried for each number up to it."""
 
 EXPECTED = (
     "a table like { rows_max = 32, delay_ms_max = 0, pad.sequence = { input_ids = 0 } }, with "

@@ -26,8 +26,9 @@ from gpumuxd.wire.process import SEALS_SIZE, NotSealed
 SLICES_MAX = 128
 """Slices in flight on all lanes of a device: two lanes with the largest window."""
 
-MEMBERS_MAX = 64
-"""Requests that ride on one cursor."""
+MEMBERS_MAX = 1024
+"""Requests that ride on one cursor: the most rows that a manifest lets share a run. The board takes
+a megabyte of addresses, and memory only where something was noted."""
 
 KEY_CHARS_MAX = 256
 """A model key: a name of up to 128 characters, a version, a number."""

@@ -4,10 +4,11 @@ import pytest
 
 from gpumuxd.domain import Batching
 from gpumuxd.errors import InvalidManifest
-from gpumuxd.models.batching_policy import BatchingPolicy, Pad
+from gpumuxd.models.batching_policy import ROWS_MAX_MAX, BatchingPolicy, Pad
 from gpumuxd.models.manifest import parse_manifest
 from gpumuxd.models.spec import Condition, ModelSpec, Size, Symbol, TensorSpec
 from gpumuxd.units import NS_PER_MS
+from gpumuxd.wire.in_flight_board import MEMBERS_MAX
 
 PADS = (Pad("length", "ids", 0), Pad("length", "mask", False))
 
@@ -62,7 +63,7 @@ def test_what_is_not_said_has_a_default() -> None:
         "[batching]",
         "[batching]\ndelay_ms_max = 5",
         "[batching]\nrows_max = 1",
-        "[batching]\nrows_max = 65537",
+        "[batching]\nrows_max = 1025",
         "[batching]\nrows_max = true",
         "[batching]\nrows_max = 2.0",
         "[batching]\nrows_max = 8\nrows = 5",
@@ -126,6 +127,10 @@ def test_sizes_are_those_that_runs_are_measured_at(
 def test_a_model_that_it_does_not_fit(policy: BatchingPolicy, model: ModelSpec, told: str) -> None:
     with pytest.raises(InvalidManifest, match=told):
         policy.check(model, None)
+
+
+def test_there_is_room_to_note_all_that_share_a_run() -> None:
+    assert ROWS_MAX_MAX <= MEMBERS_MAX
 
 
 def test_conditions_that_joined_sizes_fulfil_are_none_of_its_business() -> None:

@@ -120,6 +120,25 @@ async def test_suspects_run_one_at_a_time_until_the_culprit_shows(world: World) 
         assert (await fresh).replays == 1
 
 
+async def test_suspects_share_no_run(world: World) -> None:
+    world.add(manifest="batching = { rows_max = 4 }")
+    async with serving(world) as node:
+        tasks = [start(node) for _ in range(3)]
+        submits = await submitted(world.life, 3)
+        assert [submit.batch_key for submit in submits] == [()] * 3
+        ids = [submit.request_id for submit in submits]
+        world.life.launch(*ids[:2])
+        world.life.end("signal SIGABRT")
+        life = await world.device.wait_lives(2)
+        for submit in await submitted(life, 2):  # one of them, and who did no wrong
+            life.finish(submit.request_id)
+        again = await submitted(life, 3)
+        life.finish(again[-1].request_id)
+        keys = {submit.request_id: submit.batch_key for submit in again}
+        assert keys == {ids[0]: None, ids[1]: None, ids[2]: ()}
+        await asyncio.gather(*tasks)
+
+
 async def test_another_device_takes_over_at_once(world: World) -> None:
     world.add(manifest="replicas = 2")
     async with serving(world, devices=(CPU_0, CPU_1), restart=SLOW) as node:

@@ -84,7 +84,7 @@ def test_a_word_that_is_nonsense(board: InFlightBoard, word: int, value: int) ->
     notes.launched(1, (7,))
     os.pwrite(board.fd, struct.pack("@q", value), word * 8)
     noted = board.read()
-    assert len(noted.members) <= 1
+    assert len(noted.members) <= 2  # one word of its slot, and the zeros behind it
     assert len(noted.load) <= KEY_CHARS_MAX
     notes.close()
 

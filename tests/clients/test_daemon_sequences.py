@@ -3,6 +3,7 @@ that serves a real detector of speech."""
 
 import contextlib
 import os
+import queue
 import shutil
 import signal
 import tempfile
@@ -28,7 +29,7 @@ from tritonclient.utils import InferenceServerException
 
 from gpumuxd.demo.silero import CONTEXT_SAMPLES, FRAME_SAMPLES, STATE_SHAPE, load_silero
 from gpumuxd.programs.exporter import export_model
-from tests.daemon.harness import Daemon, Site
+from tests.daemon.harness import LIMIT_S, Daemon, Site
 from tests.node.artifacts import export_tiny
 
 Frame = NDArray[np.float32]
@@ -116,6 +117,32 @@ def test_the_stock_client_has_its_state_kept(client: Client, stock: Any, name: i
         for i, frame in enumerate(frames)
     ]
     np.testing.assert_array_equal(found, by_hand(client, frames))
+
+
+def test_steps_of_a_stream_run_in_its_order_without_waiting_for_answers(
+    client: Client, stock: Any
+) -> None:
+    heard = {name: noise(name, 20) for name in (21, 22, 23)}
+    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    stock.start_stream(lambda result, error: answers.put((result, error)))
+    for i in range(20):
+        for name, frames in heard.items():
+            stock.async_stream_infer(
+                "vad",
+                audio(frames[i]),
+                request_id=str(name),
+                sequence_id=name,
+                sequence_start=i == 0,
+                sequence_end=i == 19,
+            )
+    found: dict[str, list[Frame]] = {str(name): [] for name in heard}
+    for _ in range(60):
+        result, error = answers.get(timeout=LIMIT_S)
+        assert error is None, error
+        found[result.get_response().id].append(result.as_numpy("probability"))
+    stock.stop_stream()
+    for name, frames in heard.items():
+        np.testing.assert_array_equal(found[str(name)], by_hand(client, frames))
 
 
 def test_what_is_wrong_with_a_step_is_said(client: Client, stock: Any) -> None:

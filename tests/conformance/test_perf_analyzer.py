@@ -15,6 +15,7 @@ WAYS = {
     "async": ("--async",),
     "streaming": ("--streaming", "--async"),
     "rate": ("--request-rate-range", "50"),
+    "shared memory": ("--shared-memory", "system", "--output-shared-memory-size", "64"),
 }
 
 

@@ -17,6 +17,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -113,7 +114,7 @@ class SharedMemory:
     def __init__(self, settings: SharedMemorySettings, tenants: TenantDirectory) -> None:
         self._settings = settings
         self._tenants = tenants
-        self._spaces: dict[str, _Space] = {}
+        self._spaces: defaultdict[str, _Space] = defaultdict(_Space)
 
     @property
     def is_allowed(self) -> bool:
@@ -138,7 +139,7 @@ class SharedMemory:
                 f"region {elide(name)}: expected at least 1 byte and an end of at most {END_MAX}, "
                 f"got {size_bytes} bytes at {offset}"
             )
-        space = self._spaces.setdefault(tenant.name, _Space())
+        space = self._spaces[tenant.name]
         self._check_new(tenant, space, name)
         self._check_room(tenant, space, size_bytes)
         region = _Region(space, RegionView(name, key, offset, size_bytes))

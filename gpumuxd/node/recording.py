@@ -12,7 +12,7 @@ import fcntl
 import os
 from collections.abc import AsyncGenerator, Callable
 
-from gpumuxd.errors import InvalidRequest
+from gpumuxd.errors import InvalidRequest, limit_facts
 from gpumuxd.node.api import RecordingEnd
 from gpumuxd.units import GIB, MIB, NS_PER_MS, NS_PER_S
 from gpumuxd.wire.frames import RecordingEnded
@@ -37,11 +37,13 @@ def check_limits(duration_ns: int, bytes_max: int) -> None:
     if not DURATION_NS_MIN <= duration_ns <= DURATION_NS_MAX:
         raise InvalidRequest(
             f"a recording takes {DURATION_NS_MIN / NS_PER_S} to {DURATION_NS_MAX // NS_PER_S} s, "
-            f"not {duration_ns / NS_PER_S} s"
+            f"not {duration_ns / NS_PER_S} s",
+            limit_facts("duration_ns_max", DURATION_NS_MAX, "ns", asked=duration_ns),
         )
     if not BYTES_MIN <= bytes_max <= BYTES_MAX:
         raise InvalidRequest(
-            f"a recording may take {BYTES_MIN} to {BYTES_MAX} bytes, not {bytes_max}"
+            f"a recording may take {BYTES_MIN} to {BYTES_MAX} bytes, not {bytes_max}",
+            limit_facts("bytes_max", BYTES_MAX, "bytes", asked=bytes_max),
         )
 
 

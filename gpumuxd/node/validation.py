@@ -221,7 +221,8 @@ def check_priority(tenant: Tenant, priority: int, model_max: PriorityClass) -> P
     if asked > ceiling:
         raise PermissionDenied(
             f"priority {priority} ({asked.name}) is above what tenant {tenant.name!r} may ask for "
-            f"with this model: {ceiling.name}"
+            f"with this model: {ceiling.name}",
+            {"limit": "priority_max", "limit_max": ceiling.name, "asked": asked.name},
         )
     return asked
 

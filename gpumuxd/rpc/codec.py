@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumuxd.errors import InvalidRequest, Unsupported
+from gpumuxd.errors import InvalidRequest, Unsupported, limit_facts
 from gpumuxd.models.spec import ITEM_BYTES
 from gpumuxd.node.api import InferCall, InferReply, InputTensor, RegionRef, SequenceStep, Tenant
 from gpumuxd.rpc.generated import inference_pb2 as pb
@@ -228,7 +228,10 @@ def _check_counts(request: pb.ModelInferRequest) -> None:
     for field in ("parameters", "inputs", "outputs"):
         count = len(getattr(request, field))
         if count > TENSORS_MAX:
-            raise InvalidRequest(f"{field}: expected at most {TENSORS_MAX}, got {count}")
+            raise InvalidRequest(
+                f"{field}: expected at most {TENSORS_MAX}, got {count}",
+                limit_facts("tensors_max", TENSORS_MAX, "tensors", asked=count),
+            )
 
 
 # Tensors

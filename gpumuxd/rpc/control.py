@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from gpumuxd.errors import InvalidRequest, PermissionDenied
+from gpumuxd.errors import InvalidRequest, PermissionDenied, limit_facts
 from gpumuxd.node.api import DrainedModel, NodeApi
 from gpumuxd.rpc.call import Caller, Method, for_tenants
 from gpumuxd.rpc.detail_codec import encode_detail
@@ -95,7 +95,11 @@ class ControlService:
         self, request: pb.ExplainModelRequest, caller: Caller
     ) -> pb.ExplainModelResponse:
         if len(request.sizes) > SIZES_MAX:
-            raise InvalidRequest(f"sizes: expected at most {SIZES_MAX}, got {len(request.sizes)}")
+            count = len(request.sizes)
+            raise InvalidRequest(
+                f"sizes: expected at most {SIZES_MAX}, got {count}",
+                limit_facts("sizes_max", SIZES_MAX, "sizes", asked=count),
+            )
         view = await self._node.explain(
             caller.tenant, request.name, request.version, dict(request.sizes)
         )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from gpumuxd.errors import InvalidRequest
+from gpumuxd.errors import InvalidRequest, limit_facts
 from gpumuxd.rpc.generated import inference_pb2 as pb
 
 TENSORS_MAX = 1024
@@ -48,7 +48,10 @@ def read_request(data: bytes) -> InferRequest:
         raise InvalidRequest("the message is not a well-formed ModelInferRequest") from None
     count = len(raw) or len(message.raw_input_contents)
     if count > TENSORS_MAX:
-        raise InvalidRequest(f"raw_input_contents: expected at most {TENSORS_MAX}, got {count}")
+        raise InvalidRequest(
+            f"raw_input_contents: expected at most {TENSORS_MAX}, got {count}",
+            limit_facts("tensors_max", TENSORS_MAX, "tensors", asked=count),
+        )
     if split is None:
         raw = [memoryview(each) for each in message.raw_input_contents]
         message.ClearField("raw_input_contents")

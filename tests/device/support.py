@@ -184,6 +184,7 @@ class DeviceChild:
         inputs: Mapping[str, torch.Tensor],
         priority_class: PriorityClass = PriorityClass.STANDARD,
         deadline_ns: int | None = None,
+        batch_key: tuple[int, ...] | None = None,
     ) -> Submit:
         """Copy the inputs in, reserve the outputs, send. Returns the frame that was sent."""
         spec = self._specs[model]
@@ -202,6 +203,7 @@ class DeviceChild:
                 self._reserve(tensor.datatype, evaluate_shape(tensor.shape, bindings))
                 for tensor in spec.outputs
             ),
+            batch_key=batch_key,
         )
         self.send(frame)
         return frame

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpumuxd.domain import PriorityClass
-from gpumuxd.models.batching_policy import BatchingPolicy, Pad
+from gpumuxd.domain import OutcomeKind, PriorityClass
+from gpumuxd.models.batching_policy import DELAY_MS_MAX, BatchingPolicy, Pad
 from gpumuxd.programs.exporter import export_model
 from gpumuxd.programs.joined_rows import difference
-from gpumuxd.wire.frames import ModelLoaded
+from gpumuxd.wire.frames import Accepted, Cancel, ModelLoaded
 from tests.device.support import DeviceChild, LoadedArtifact, read_artifact
 
 
@@ -97,6 +97,26 @@ def test_what_is_padded_must_be_masked(apart: DeviceChild, folder: Path) -> None
 def test_nobody_asked_for_it(apart: DeviceChild, mlp: LoadedArtifact) -> None:
     loaded = load(apart, mlp, "plain/1")
     assert (loaded.batch_rows_max, loaded.batching_note) == (0, "")
+
+
+def test_who_is_cancelled_under_way_disturbs_nobody(
+    apart: DeviceChild, slow: LoadedArtifact
+) -> None:
+    load(apart, slow, "slow/1", BatchingPolicy(2, DELAY_MS_MAX))
+    rows = [torch.randn(1, 256, 512) for _ in range(2)]
+    expected = apart.infer("slow/1", {"x": rows[1]})[0]
+    first, second = [apart.submit("slow/1", {"x": row}, batch_key=()) for row in rows]
+    while apart.expect(Accepted).request_id != second.request_id:
+        pass
+    apart.send(Cancel(first.request_id))  # both were launched, in the turn that accepted the second
+    gone, finished = apart.finish(first), apart.finish(second)
+    # Completed, if this process was kept from saying so for as long as the run took.
+    assert gone.outcome.kind in (OutcomeKind.CANCELLED, OutcomeKind.COMPLETED)
+    assert finished.outcome.kind is OutcomeKind.COMPLETED
+    assert finished.report.batch_rows == 2
+    torch.testing.assert_close(apart.tensor(finished.outputs[0]), expected)
+    for submit in (first, second):
+        apart.free(submit)
 
 
 NAN = float("nan")

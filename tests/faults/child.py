@@ -164,10 +164,12 @@ def _wait_for_test(look: Callable[[Watchdog, int], None]) -> Callable[[Watchdog,
 def _break_programs(channel_fd: int) -> None:
     take = CpuExecutor.load
 
-    def load(self: CpuExecutor, model: str, program: Program) -> None:
+    def load(
+        self: CpuExecutor, model: str, program: Program, fills: Sequence[int | float] = ()
+    ) -> None:
         if model.startswith(MODEL_PREFIX):
             program = FaultyProgram(program, channel_fd)
-        take(self, model, program)
+        take(self, model, program, fills)
 
     CpuExecutor.load = load  # type: ignore[method-assign]  # this process is here to be broken
     Watchdog.look = _wait_for_test(Watchdog.look)  # type: ignore[method-assign]

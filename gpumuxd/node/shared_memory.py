@@ -149,7 +149,7 @@ class SharedMemory:
             region.file = open_object(key, uids, offset + size_bytes)
 
         try:
-            await _finished(space.workers.submit(open_file))
+            await finished(space.workers.submit(open_file))
             self._check_new(tenant, space, name)  # another call may have been faster
         except BaseException:
             region.let_go()
@@ -293,7 +293,7 @@ async def _copy(copies: Sequence[Copy], copy: Callable[[Copy], None]) -> None:
 
     if copies:
         workers = copies[0].place.held.space.workers
-        await _finished(workers.submit(all_of_them))
+        await finished(workers.submit(all_of_them))
 
 
 def _read(copy: Copy) -> None:
@@ -312,12 +312,14 @@ def place_of(ref: RegionRef) -> Place:
     return ref
 
 
-async def _finished(work: "concurrent.futures.Future[T]") -> T:
-    """What a thread returns. Who is cancelled meanwhile is so when that has ended."""
+async def finished(work: "concurrent.futures.Future[T]") -> T:
+    """What a thread returns. Who is cancelled meanwhile is so when that has ended; what has not
+    begun never does."""
     future = asyncio.wrap_future(work)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
+        work.cancel()
         while not future.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([future])

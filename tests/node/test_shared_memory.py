@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from gpumuxd.models.spec import Symbol, TensorSpec
 from gpumuxd.node.api import InferCall, InferReply, InputTensor, RegionRef, Tenant
 from gpumuxd.node.node import Node
 from gpumuxd.node.settings import SharedMemorySettings, TenantSettings
+from gpumuxd.node.shared_memory import finished
 from gpumuxd.wire import frames
 from tests.node.fakes import SPEC, WAIT_S, call, int32
 from tests.node.shm import Objects, objects, open_objects
@@ -86,8 +88,15 @@ class Busy:
     def __init__(self, node: Node, tenant: Tenant = ADMIN) -> None:
         self._free = threading.Event()
         workers = node.shared_memory._spaces[tenant.name].workers
+        begun = threading.Barrier(workers._max_workers + 1)
+
+        def wait() -> None:
+            begun.wait()
+            self._free.wait()
+
         for _ in range(workers._max_workers):
-            workers.submit(self._free.wait)
+            workers.submit(wait)
+        begun.wait()
 
     def end(self) -> None:
         self._free.set()
@@ -350,7 +359,32 @@ async def test_an_object_that_shrinks_under_a_request(world: World, shm: Objects
         assert node.requests_in_flight == 0
 
 
-async def test_who_is_cancelled_while_inputs_are_read_ends_when_that_has(
+async def test_who_is_cancelled_waits_for_a_thread_that_has_begun() -> None:
+    has_begun, may_end, ends = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        has_begun.set()
+        may_end.wait()
+        ends.append("work")
+
+    with ThreadPoolExecutor(1) as workers:
+        running = asyncio.ensure_future(finished(workers.submit(work)))
+        queued = asyncio.ensure_future(finished(workers.submit(ends.append, "never")))
+        await asyncio.to_thread(has_begun.wait)
+        queued.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await queued
+        for _ in range(3):
+            running.cancel()  # once is enough, and more are no worse
+            await asyncio.sleep(0)
+        assert not running.done(), "it may be writing to memory that is released then"
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert ends == ["work"]
+
+
+async def test_who_is_cancelled_before_inputs_are_read_is_never_sent(
     world: World, shm: Objects
 ) -> None:
     async with serving(world) as node:
@@ -359,14 +393,34 @@ async def test_who_is_cancelled_while_inputs_are_read_ends_when_that_has(
         task = start(node, from_region("r"))
         await asyncio.sleep(0)
         task.cancel()
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert not task.done(), "a thread is to write to its memory"
-        busy.end()
         with pytest.raises(asyncio.CancelledError):
             await task
+        busy.end()
         assert node.requests_in_flight == 0
         assert not world.life.of(frames.Submit)
+
+
+async def test_who_is_cancelled_before_outputs_are_written_has_nothing_written(
+    world: World, shm: Objects
+) -> None:
+    async with serving(world) as node:
+        path = shm.make(int32(1, 2))
+        await register(node, "r", path)
+        task = start(node, from_region("r", y=RegionRef("r", 0, 8)))
+        submit = await submitted(world)
+        busy = Busy(node)
+        world.life.finish(submit.request_id, [int32(9, 9), bytes(8)])
+        workers = node.shared_memory._spaces[ADMIN.name].workers
+        while not workers._work_queue.qsize():
+            await asyncio.to_thread(os.sched_yield)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        busy.end()
+        node.shared_memory.unregister(ADMIN, "r")
+        await closed()
+        assert path.read_bytes() == int32(1, 2)
+        assert node.requests_in_flight == 0
 
 
 async def test_who_is_cancelled_before_the_end_has_nothing_written(

@@ -5,7 +5,10 @@ GpumuxdError
 |   +-- SequenceUnknown     a step of a sequence that was not begun, has ended or expired
 |   +-- InvalidModel        an artifact that can't be served
 |       +-- InvalidManifest
-+-- UnknownModel            NOT_FOUND
++-- NotFound                NOT_FOUND
+|   +-- UnknownModel
+|   +-- UnknownRegion       of shared memory
++-- RegionExists            ALREADY_EXISTS
 +-- Unauthenticated         UNAUTHENTICATED
 +-- PermissionDenied        PERMISSION_DENIED
 +-- ResourceExhausted       RESOURCE_EXHAUSTED (also: a message over the limit)
@@ -120,8 +123,20 @@ class InvalidManifest(InvalidModel):
     """The model's `model.toml` can't be used."""
 
 
-class UnknownModel(GpumuxdError):
+class NotFound(GpumuxdError):
+    """What the request names is not there."""
+
+
+class UnknownModel(NotFound):
     """No such model or version for this tenant."""
+
+
+class UnknownRegion(NotFound):
+    """No such region of shared memory for this tenant, or no object that it could be made of."""
+
+
+class RegionExists(GpumuxdError):
+    """The tenant has a region of shared memory of this name."""
 
 
 class Unauthenticated(GpumuxdError):
@@ -260,7 +275,8 @@ class ModelFaulted(InternalError):
 
 _CLASS_OF_STATUS: dict[str, type[GpumuxdError]] = {
     "INVALID_ARGUMENT": InvalidRequest,
-    "NOT_FOUND": UnknownModel,
+    "NOT_FOUND": NotFound,
+    "ALREADY_EXISTS": RegionExists,
     "UNAUTHENTICATED": Unauthenticated,
     "PERMISSION_DENIED": PermissionDenied,
     "RESOURCE_EXHAUSTED": ResourceExhausted,

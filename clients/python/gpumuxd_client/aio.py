@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 from numpy.typing import NDArray
 
-from gpumuxd_client import calls, statistics, types
+from gpumuxd_client import calls, statistics, streams, types
+from gpumuxd_client.codec import check_seconds
 from gpumuxd_client.errors import Cancelled, error_of
 from gpumuxd_client.memory import DeviceMemory
 from gpumuxd_client.tls import Tls, credentials_of, options_of
@@ -78,6 +79,53 @@ class AsyncClient:
             sequence=sequence,
         )
         return await self._run(call, deadline)
+
+    async def infer_stream(
+        self,
+        model: str,
+        requests: AsyncIterable[Mapping[str, NDArray[Any]]],
+        *,
+        version: str | int = "",
+        priority: int = 0,
+        deadline: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - of each request, and kept by the node
+        outputs: Sequence[str] | None = None,
+    ) -> AsyncGenerator[streams.StreamAnswer, None]:
+        """Run an inference for each of these inputs, over one stream. Yields the answers in the
+        order of the requests: the result, or the error of that request, which ends nothing. The
+        node works on several at a time, and reads no further while 64 wait for their answer.
+
+        `timeout` is of each request, `deadline` of the whole stream. Leaving it cancels all that
+        is under way. Nothing is sent again. Raises what ends the stream.
+        """
+        if self._is_closed:
+            raise ValueError("the client is closed")
+        check_seconds("deadline", deadline)
+
+        async def encoded() -> AsyncGenerator[bytes, None]:
+            async for inputs in requests:
+                yield calls.infer(
+                    model,
+                    inputs,
+                    version=version,
+                    priority=priority,
+                    deadline=None,
+                    timeout=timeout,
+                    outputs=outputs,
+                    request_id="",
+                ).request
+
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+        method = self._channel.stream_stream(streams.PATH)
+        stream = method(encoded(), timeout=deadline, metadata=self._metadata)
+        try:
+            async for data in stream:
+                yield streams.decode_answer(data)
+        except grpc.aio.AioRpcError as cause:
+            metadata = cause.trailing_metadata() or ()
+            raise error_of(cause.code().name, cause.details(), metadata) from cause
+        finally:
+            stream.cancel()
 
     async def server_live(self, *, deadline: float | None = None) -> bool:
         """The daemon answers."""

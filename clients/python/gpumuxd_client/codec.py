@@ -116,7 +116,11 @@ def _add_step(request: pb.ModelInferRequest, step: types.SequenceStep) -> None:
 
 def decode_infer(data: bytes) -> types.InferResult:
     """A ModelInfer answer."""
-    response = pb.ModelInferResponse.FromString(data)
+    return result_of(pb.ModelInferResponse.FromString(data))
+
+
+def result_of(response: pb.ModelInferResponse) -> types.InferResult:
+    """The result that a message holds."""
     if len(response.raw_output_contents) != len(response.outputs):
         raise InternalError(
             f"the answer has {len(response.outputs)} outputs and "

@@ -37,6 +37,10 @@ ALONE = "alone"
 TOGETHER = "together"
 
 CLIENTS = 32
+ROWS_MAX = 16
+"""As large as two of its kernel groups can be in flight within the bound; in runs of 32 rows one
+group takes more than half of it, and the device idles between them."""
+
 TOKENS_MIN, TOKENS_MAX = 4, 16
 VOCABULARY = 30_000
 PERIOD_S = 0.032
@@ -56,7 +60,7 @@ tenants = ["search"]
 priority_max = "BEST_EFFORT"
 
 [batching]
-rows_max = {CLIENTS}
+rows_max = {ROWS_MAX}
 pad.sequence = {{ token_ids = 0, mask = 0 }}
 """,
     VAD: 'slo_ms = 32\ntenants = ["voice"]\n',

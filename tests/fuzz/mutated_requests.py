@@ -36,7 +36,6 @@ from gpumuxd.programs.exporter import export_model
 from gpumuxd.rpc import control, inference
 from gpumuxd.rpc.call import Arrival
 from gpumuxd.rpc.generated import inference_pb2 as pb
-from gpumuxd.rpc.identity import of_listener
 from gpumuxd.rpc.status import REASON_KEY, failure_of
 from gpumuxd.settings import DeviceSettings
 from gpumuxd.units import MIB
@@ -144,7 +143,7 @@ async def in_process(total: int, seed: int, repository: Path) -> Tally:
 
     async def call(asked: Asked, tenant: Tenant) -> bytes:
         _, service, method = asked.path.split("/")
-        arrival = Arrival(of_listener(tenant), (), monotonic_ns(), asked.remaining_s)
+        arrival = Arrival(lambda metadata: tenant, (), monotonic_ns(), asked.remaining_s)
         return await services[service][method].answer(asked.data, arrival)
 
     async def mutated(asked: Asked, tenant: Tenant) -> None:

@@ -36,7 +36,8 @@ DATATYPES = (
 SIZES = (*INTEGERS[:20], 1 << 40, (1 << 63) - 1, -(1 << 63))
 PARAMETERS = (
     *("priority", "timeout", "sequence_id", "sequence_end", "triton_x", "custom", ""),
-    *("shared_memory_region", "triton_enable_empty_final_response", "classification"),
+    *("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"),
+    *("triton_enable_empty_final_response", "classification"),
 )
 REMAINING_S = (None, None, None, 0.0, -1.0, 1e-9, 0.001, 30.0, 1e18, math.nan, math.inf, -math.inf)
 FLOATS = (0.0, -1.0, math.nan, math.inf, 1e300)

@@ -37,6 +37,7 @@ from gpumuxd.node.spec_check import check_spec, why_wrong_loaded
 from gpumuxd.node.validation import CallChecker
 from gpumuxd.rpc.codec import decode_infer, encode_infer
 from gpumuxd.rpc.generated import control_pb2
+from gpumuxd.rpc.generated import inference_pb2 as pb
 from gpumuxd.rpc.raw_request import read_request
 from gpumuxd.rpc.status import TEXT_WIRE_BYTES_MAX, failure_of
 from gpumuxd.units import MIB
@@ -284,7 +285,9 @@ def _told(error: GpumuxdError) -> None:
 
 def run_request(data: bytes) -> None:
     try:
-        call = decode_infer(read_request(data), ANYONE, 1, 0.5)
+        request = read_request(data)
+        assert list(request.raw) == list(pb.ModelInferRequest.FromString(data).raw_input_contents)
+        call = decode_infer(request, ANYONE, 1, 0.5)
     except GpumuxdError as error:
         _told(error)
         return

@@ -181,7 +181,10 @@ class DeviceLoop:
                 self._mailbox.post(Pong(count, self._turns))
             case AskStatistics():
                 snapshot = self._scheduler.statistics()
-                resident_bytes = process_memory.resident_bytes()
+                try:
+                    resident_bytes = process_memory.resident_bytes()
+                except MemoryError:  # a run has taken all there is, and gives it back soon
+                    resident_bytes = 0
                 self._mailbox.post(statistics_frame(snapshot, self._submits, resident_bytes))
             case AskExplanation():
                 self._explain(frame)

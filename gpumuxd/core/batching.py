@@ -16,7 +16,8 @@ it worse. What is not known at all keeps no deadline and no bound.
 
 Fair between tenants: in the classes that are, the next rider is of the tenant with the fewest rows
 for its weight in this run, and of equal ones of the one that is first in the fair order; otherwise
-riders come in the order of the class. Everybody pays by rows.
+riders come in the order of the class. Everybody pays by rows, and who is ahead of the leader in the
+fair order by more than a full run is not taken along: company is no way around one's share.
 
 Held. `delay_ns_max` from its admission a request may wait for others, unless enough rows wait to
 fill a run, its model drains, or its deadline needs more than twice the time of a full run.
@@ -131,7 +132,8 @@ class _Pool:
 
 
 def _waits(cursor: Cursor) -> bool:
-    return (cursor.is_queued or cursor.is_held) and cursor.frame == NO_FRAME
+    is_here = cursor.is_queued or cursor.is_held
+    return is_here and cursor.frame == NO_FRAME and not cursor.runs_alone
 
 
 class Batcher:
@@ -230,9 +232,12 @@ class Batcher:
         assert batching is not None, "its requests never share a run"
         rows, bucket, deadline_ns = leader.rows, leader.bucket, leader.deadline_ns
         rows_max = batching.sizes[-1]
-        own = run_queue.flow_of(leader)
+        own, ahead_max = run_queue.flow_of(leader), self._ahead_max(leader, batching)
+        own_tag = run_queue.tag_of(leader.rank, own)
         turns: list[tuple[int, int, str]] = []  # rows taken for its weight, tag, flow
         for flow in pool.flows:
+            if run_queue.tag_of(leader.rank, flow) > own_tag + ahead_max:
+                continue
             taken = leader.rows * TAG_SCALE // leader.tenant.weight if flow == own else 0
             heappush(turns, (taken, run_queue.tag_of(leader.rank, flow), flow))
         looked_at: list[tuple[str, _Item]] = []
@@ -258,6 +263,12 @@ class Batcher:
         for flow, item in looked_at:
             heappush(pool.flows[flow], item)
         return riders
+
+    def _ahead_max(self, leader: Cursor, batching: Batching) -> int:
+        """How far ahead of the leader's a tag may be whose flow is taken along: a full run."""
+        full = batch_bucket(batching, leader.bucket, batching.sizes[-1])
+        run_ns = leader.model.estimates.table(full).run_ns
+        return run_ns * TAG_SCALE if run_ns else NEVER_NS
 
 
 def run_of(riders: list[Cursor]) -> Cursor:

@@ -163,9 +163,8 @@ class DeviceScheduler:
             run_queue.correct(cursor, device_ns - predicted_ns)
         if cursor.passed_group == cursor.group_count:
             self._run_passed(cursor, work.slice_id)
-        elif cursor.ending is not None:
-            if cursor.in_flight == 0:
-                self._endings.ended.append(cursor)
+        elif cursor.ending is not None and cursor.in_flight == 0:
+            self._endings.ended.append(cursor)
         elif cursor.batch is not None and work.first_group == 0:
             self._endings.first_slice_passed(cursor)
 

@@ -92,7 +92,7 @@ class Endings:
     def first_slice_passed(self, run: Cursor) -> None:
         """The riders that left meanwhile can be told now, unless the last group is launched."""
         assert run.batch is not None, "a run with riders"
-        if run.ending is None and _is_free_of(run):
+        if _is_free_of(run):
             self.ended += [rider for rider in run.batch.riders if rider.ending is not None]
 
     def run_passed(self, cursor: Cursor) -> None:

@@ -19,7 +19,8 @@ from gpumuxd.wire.frames import Block
 
 COPY_BYTES_MAX = MIB
 """Bytes that are copied in one turn of the event loop: 0.12 ms of it, or 0.65 ms where the pages of
-the arena are touched for the first time. A thread is no help: a copy keeps the GIL."""
+the arena are touched for the first time. In pieces and not by a thread: an assignment to a view
+keeps the GIL, and a thread would outlive a request that is cancelled."""
 
 
 class RequestMemory:

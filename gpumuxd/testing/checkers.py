@@ -31,6 +31,7 @@ from gpumuxd.testing.fates import why_wrong_fate, why_wrong_report
 from gpumuxd.testing.grant_checks import Grants
 from gpumuxd.testing.launch_checks import Explain, LaunchCheck, StatisticsSeen
 from gpumuxd.testing.order_checks import Blocking, Fairness, OrderCheck
+from gpumuxd.testing.sharing_checks import SharingCheck, is_blameless, why_wrong_rows
 from gpumuxd.testing.world import World
 
 _STEPS_PER_EXPLANATION = 8
@@ -80,6 +81,7 @@ class Checkers:
         self._only = frozenset(only)
         self._is_explained = False  # the commands of this step
         self._launch = LaunchCheck(self.world, statistics, explain)
+        self._sharing = SharingCheck(self.world, statistics, explain)
         self._stops = EarlyStops(self.world, statistics)
         self._grants = Grants(self.world, statistics)
         self._order = OrderCheck(self.world, self._stops, self._grants)
@@ -174,6 +176,9 @@ class Checkers:
         for invariant, problem in (
             (Invariant.GROUPS_IN_ORDER, ask.why_wrong_groups(work)),
             (Invariant.ONE_FINISH, ask.why_wrong_members(work, now_ns)),
+            (Invariant.ONE_FINISH, self._sharing.why_wrong_company(work)),
+            (Invariant.ONE_FINISH, self._sharing.why_wrong_ride(work, now_ns)),
+            (Invariant.WINDOWS_AND_BUDGETS, self._sharing.why_too_large(work, now_ns)),
             (Invariant.WINDOWS_AND_BUDGETS, ask.why_wrong_window(work)),
             (Invariant.WINDOWS_AND_BUDGETS, ask.why_wrong_budget(work, bounds_ns)),
             (Invariant.WINDOWS_AND_BUDGETS, why_wrong_mode),
@@ -183,7 +188,9 @@ class Checkers:
         ):
             if problem is not None:
                 self.violate(invariant, f"launches {work}: {problem}")
-        if all(member in world.requests for member in work.members) and work.lane in world.lanes:
+        is_known = work.cursor_id in world.cursors
+        is_known = is_known or all(member in world.requests for member in work.members)
+        if is_known and work.lane in world.lanes:
             world.launch(command, bounds_ns, now_ns)
             self._fairness.see_launched(world.slices[work.slice_id])
             self._grants.see_launched(world.slices[work.slice_id], self._order.is_grant)
@@ -199,6 +206,10 @@ class Checkers:
         problem = why_wrong_fate(self.world, request, command.outcome, now_ns)
         problem = problem or self._stops.why_wrong(request, command.outcome, now_ns)
         problem = problem or why_wrong_report(self.world, request, command)
+        problem = problem or self._sharing.why_told_too_early(request)
+        problem = problem or why_wrong_rows(request, command.report.batch_rows)
+        if is_blameless(request, command.outcome.kind):
+            problem = problem or "it is blamed for what it shared with others"
         if problem is not None:
             self.violate(Invariant.ONE_FINISH, f"{command}: {problem}")
         self.world.finish(command)
@@ -213,6 +224,9 @@ class Checkers:
             self.violate(Invariant.RESOURCES, f"{command}, held {held}")
         if cursor.in_flight and not self.world.is_lost:
             self.violate(Invariant.RESOURCES, f"{command} with {cursor.in_flight} slices in flight")
+        problem = self._sharing.why_wrong_count(cursor)
+        if problem is not None:
+            self.violate(Invariant.ONE_FINISH, f"{command}: {problem}")
         self.world.retire(command)
 
     def _see_release(self, command: Release) -> None:
@@ -261,13 +275,20 @@ class Checkers:
         world = self.world
         for request in world.take_touched(now_ns):
             cursor = request.cursor
-            if world.is_lost or (cursor is not None and cursor.in_flight):
+            is_shared = cursor is not None and cursor.is_shared
+            if world.is_lost or (
+                cursor is not None
+                and cursor.in_flight
+                and not (is_shared and not cursor.failed and world.is_read(cursor))
+            ):
                 continue
             over = request.cancelled or now_ns >= request.key[0]
             over = over or (cursor is not None and (cursor.is_complete or cursor.failed))
             request_id = request.arrived.request_id
             if over and request_id in world.requests:
                 self.violate(Invariant.ONE_FINISH, f"request {request_id} is over, has no fate yet")
+            if is_shared and cursor is not None and not (cursor.is_complete or cursor.failed):
+                over = not cursor.in_flight and not any(map(world.is_in_run, cursor.riders))
             if over and cursor is not None and cursor.sample.cursor_id in world.cursors:
                 self.violate(
                     Invariant.RESOURCES, f"cursor {cursor.sample.cursor_id} is over, not retired"

@@ -29,18 +29,26 @@ class EarlyStops:
     def see_poll_done(self, now_ns: int) -> None:
         """Note which of those in flight may have been given up in this poll."""
         for seen in self._world.in_flight():
-            request = seen.cursor.request
-            if request.key[0] != NEVER_NS and not request.may_be_given_up:
-                request.may_be_given_up = not self._is_clearly_in_time(request, now_ns)
+            for request in seen.cursor.riders:
+                if request.key[0] != NEVER_NS and not request.may_be_given_up:
+                    request.may_be_given_up = not self._is_clearly_in_time(request, now_ns)
 
     def may_be_passed_over(self, request: SeenRequest, now_ns: int) -> bool:
         """May others go before this one, which is ordered before them?"""
         may_be = self.may_have_stopped(request, now_ns)
         request.was_passed_over |= may_be
+        cursor = request.cursor
+        if may_be and cursor is not None and cursor.is_shared:
+            for rider in cursor.riders:
+                rider.was_passed_over |= not rider.cancelled
         return may_be
 
     def may_have_stopped(self, request: SeenRequest, now_ns: int) -> bool:
         """Could it have been given up, and only wait for what is in flight of it?"""
+        cursor = request.cursor
+        if cursor is not None and cursor.is_shared and request is cursor.request:
+            left = [r for r in cursor.riders if self._world.is_in_run(r) and not r.cancelled]
+            return all(self.may_have_stopped(rider, now_ns) for rider in left)
         if request.key[0] == NEVER_NS or request.cursor is None or not request.cursor.in_flight:
             return False
         return request.may_be_given_up or not self._is_clearly_in_time(request, now_ns)
@@ -66,7 +74,7 @@ class EarlyStops:
         if request.model is None or self._statistics().rescales:
             return False  # what was seen before a rescale says nothing of what is predicted now
         model, launched = request.model, request.cursor.launched if request.cursor else 0
-        bucket = request.arrived.bucket
+        bucket = request.cursor.sample.bucket if request.cursor else request.arrived.bucket
         if bucket not in model.slowest_ns:
             return True  # a guess gives up nobody
         rest_ns = model.upper_ns(bucket, launched, model.ready.profile.group_count)

@@ -30,7 +30,8 @@ def why_wrong_fate(world: World, request: SeenRequest, outcome: Outcome, now_ns:
     """What speaks against this fate now, None if nothing does."""
     kind = outcome.kind
     cursor = request.cursor
-    if cursor is not None and cursor.in_flight and not world.is_lost:
+    is_shared = cursor is not None and cursor.is_shared
+    if cursor is not None and cursor.in_flight and not world.is_lost and not is_shared:
         return f"{cursor.in_flight} slices of it are in flight"
     if kind in _REFUSALS and request.is_admitted:
         return "it was admitted before"
@@ -101,6 +102,8 @@ def why_wrong_report(world: World, request: SeenRequest, finish: Finish) -> str 
             return f"its first slice started after {queue_ns} ns"
     if min(report.queue_ns, report.preemptions, report.preemption_wait_ns) < 0:
         return "its report has a negative figure"
+    if cursor is not None and cursor.is_shared:
+        return None  # how often it stood still depends on who was given up, and when
     if cursor is None or len(world.lanes) > 1:  # lanes beside each other hold each other up too
         return None
     # Who was given up is not preempted any more, but an onlooker can't tell when that was.

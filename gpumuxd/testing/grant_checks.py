@@ -89,7 +89,10 @@ class Grants:
         if not self.is_on:
             return None
         world = self._world
-        self._could_run = any(world.is_eligible(r, now_ns) for r in self._of_tenants())
+        self._could_run = any(
+            world.is_eligible(r, now_ns) and not world.may_wait(r, now_ns)
+            for r in self._of_tenants()
+        )
         if not self._could_run or len(world.lanes) > 1:
             self._behind = 0
             return None

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gpumuxd.core.estimator import BUCKETS_MAX
 from gpumuxd.core.explanation import BOUNDED, LEAST_DELAY, SLO, Explanation
-from gpumuxd.core.statistics import LAXITY_OF
+from gpumuxd.core.statistics import LAXITY_OF, ModelStatistics
 from gpumuxd.domain import Bucket, CursorKind, PriorityClass, Slice
 from gpumuxd.events import ModelProfile
 from gpumuxd.settings import Order, SchedulerSettings, Slicing
@@ -44,6 +44,8 @@ class StatisticsSeen(Protocol):
     def rescales(self) -> int: ...
     @property
     def best_effort_grants(self) -> int: ...
+    @property
+    def models(self) -> tuple[ModelStatistics, ...]: ...
 
 
 Explain = Callable[[str, Bucket, PriorityClass], Explanation | None]
@@ -91,7 +93,11 @@ class LaunchCheck:
         return None
 
     def why_wrong_members(self, work: Slice, now_ns: int) -> str | None:
-        """Only for admitted, unfinished requests that somebody still waits for in time."""
+        """Only for admitted, unfinished requests that somebody still waits for in time. Of a run
+        that is shared it is asked when it starts."""
+        cursor = self._world.cursors.get(work.cursor_id)
+        if cursor is not None and cursor.is_shared:
+            return None
         for member in work.members:
             request = self._world.requests.get(member)
             if request is None:
@@ -106,8 +112,8 @@ class LaunchCheck:
                 return f"request {member} failed"
             if request.cursor is not None and request.cursor.sample.cursor_id != work.cursor_id:
                 return f"request {member} rides on another cursor"
-            if (request.arrived.model, request.arrived.bucket) != (work.model, work.bucket):
-                return f"request {member} is of another model or bucket"
+            if request.arrived.model != work.model:
+                return f"request {member} is of another model"
         return None
 
     def why_wrong_window(self, work: Slice) -> str | None:
@@ -118,7 +124,7 @@ class LaunchCheck:
             return "there is no such lane"
         if len(lane) >= settings.window_max:
             return f"{len(lane)} slices are in flight, window_max is {settings.window_max}"
-        request = self._world.requests.get(work.members[0])
+        request = self._world.mover(work)
         is_profile = request is not None and request.arrived.kind is CursorKind.PROFILE
         if settings.slicing is not Slicing.ADAPTIVE:
             return self._why_not_as_stated(work, len(lane), is_profile)
@@ -158,7 +164,7 @@ class LaunchCheck:
 
     def why_wrong_mode(self, work: Slice) -> str | None:
         """Does the scheduler name the rule that holds for this work?"""
-        request = self._world.requests.get(work.members[0])
+        request = self._world.mover(work)
         if request is None or request.arrived.kind is not CursorKind.INFER:
             return None
         told = self._explain(work.model, work.bucket, request.effective_class)
@@ -213,7 +219,7 @@ class LaunchCheck:
         Of the work in a lane that arrivals of a class could be ordered ahead of, more than the
         bound is allowed to exactly one group, alone; so is work without a prediction.
         """
-        request = self._world.requests.get(work.members[0])
+        request = self._world.mover(work)
         if request is None or work.lane not in self._world.lanes:
             return None
         is_single = work.end_group - work.first_group == 1
@@ -236,7 +242,7 @@ class LaunchCheck:
     def why_wrong_start(self, work: Slice) -> str | None:
         """Invariant 7 at a cursor's first slice: a free frame, one for its class, and memory."""
         world, settings = self._world, self._settings
-        request = world.requests.get(work.members[0])
+        request = world.mover(work)
         if request is None or work.cursor_id in world.cursors:
             return None
         holder = world.cursor_of_frame.get(work.frame)
@@ -278,7 +284,7 @@ class LaunchCheck:
         settings = self._settings
         if settings.slicing is not Slicing.ADAPTIVE or settings.order is Order.FIFO:
             return _NO_BOUNDS
-        request = self._world.requests.get(work.members[0])
+        request = self._world.mover(work)
         if request is not None and self._chosen(work, request.effective_class) is not None:
             return _NO_BOUNDS
         if self._is_unlearnt(work):

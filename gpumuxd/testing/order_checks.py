@@ -41,13 +41,15 @@ class OrderCheck:
         """Who should have gone before this slice."""
         self.is_grant = False
         world = self._world
-        chosen = world.requests.get(work.members[0])
+        chosen = world.mover(work)
         if chosen is None:
             return None
         if chosen.was_passed_over:
             return f"{chosen.arrived} was passed over before, as if it had been given up"
         for request in self._ahead(chosen):
             if request is chosen or request.arrived.request_id in refused:
+                continue
+            if request.arrived.request_id in work.members or world.may_wait(request, now_ns):
                 continue
             is_first = world.is_eligible(request, now_ns)
             may_be_granted = self._grants.is_on and chosen.effective_class is _BEST_EFFORT
@@ -100,7 +102,9 @@ class OrderCheck:
             return None
         for one_class in world.waiting.values():
             for request in one_class.values():
-                if world.is_eligible(request, now_ns) and not self._is_held(request, now_ns):
+                if world.is_eligible(request, now_ns) and not (
+                    self._is_held(request, now_ns) or world.may_wait(request, now_ns)
+                ):
                     return f"nothing is in flight and {request.arrived} is eligible"
         return None
 
@@ -139,7 +143,9 @@ class Blocking:
         world = self._world
         for priority_class in (PriorityClass.REALTIME, PriorityClass.STANDARD):
             for request in world.waiting[priority_class].values():
-                if request.cursor is None and not world.may_start(request):
+                if request.cursor is None and (
+                    world.may_wait(request, now_ns) or not world.may_start(request)
+                ):
                     request.was_held_back = True
 
     def see_passed(self, seen: SeenSlice, event: SyncPointReached) -> str | None:
@@ -207,12 +213,13 @@ class _Pair:
 class _Share:
     """Device time of one tenant in one class: what has passed, and what is predicted in flight."""
 
-    __slots__ = ("error_ns", "group_ns", "served_ns", "slice_ns")
+    __slots__ = ("error_ns", "group_ns", "served_ns", "shared_ns", "slice_ns")
 
     def __init__(self) -> None:
         self.served_ns = 0
         self.slice_ns = 0  # the longest slice
         self.group_ns = 0  # the longest group, as far as slices of one group tell
+        self.shared_ns = 0  # the longest run that it shared
         self.error_ns = 0  # the largest difference between a prediction and the truth
 
 
@@ -234,18 +241,20 @@ class Fairness:
 
     def see_launched(self, seen: SeenSlice) -> None:
         work = seen.work
-        share = self._share(seen)
-        share.served_ns += work.predicted_ns
-        share.slice_ns = max(share.slice_ns, work.predicted_ns)
+        for share, part_ns in self._shares_of(seen, work.predicted_ns):
+            share.served_ns += part_ns
+            share.slice_ns = max(share.slice_ns, work.predicted_ns)
 
     def see_passed(self, seen: SeenSlice, device_ns: int) -> None:
         work = seen.work
-        share = self._share(seen)
-        share.served_ns += device_ns - work.predicted_ns
-        share.slice_ns = max(share.slice_ns, device_ns)
-        share.error_ns = max(share.error_ns, abs(device_ns - work.predicted_ns))
-        if work.end_group - work.first_group == 1:
-            share.group_ns = max(share.group_ns, device_ns)
+        for share, part_ns in self._shares_of(seen, device_ns - work.predicted_ns):
+            share.served_ns += part_ns
+            share.slice_ns = max(share.slice_ns, device_ns)
+            share.error_ns = max(share.error_ns, abs(device_ns - work.predicted_ns))
+            if work.end_group - work.first_group == 1:
+                share.group_ns = max(share.group_ns, device_ns)
+            if seen.cursor.is_shared:
+                share.shared_ns = max(share.shared_ns, seen.cursor.compute_ns + device_ns)
 
     def begin_anew(self) -> None:
         """Weights changed, or a slice failed and nobody knows what it took."""
@@ -279,6 +288,7 @@ class Fairness:
             if not could_run.get(tenant, False):
                 may_run = has_frame or request.cursor is not None
                 may_run = may_run and not request.may_be_given_up
+                may_run = may_run and not world.may_wait(request, now_ns)
                 could_run[tenant] = may_run and world.is_eligible(request, now_ns)
         held_back = self._held_back[priority_class]
         held_back.intersection_update(could_run)
@@ -299,7 +309,8 @@ class Fairness:
         slice_ns = max(first.slice_ns, second.slice_ns)
         group_ns = max(first.group_ns, second.group_ns)
         error_ns = max(first.error_ns, second.error_ns) * self._world.settings.window_max
-        allowed_ns = 2 * (slice_ns + group_ns + error_ns)
+        shared_ns = max(first.shared_ns, second.shared_ns)  # one may be taken along by others
+        allowed_ns = 2 * (slice_ns + group_ns + error_ns + shared_ns)
         if pair.high_ns - pair.low_ns <= allowed_ns:
             return pair, None
         return pair, (
@@ -312,9 +323,18 @@ class Fairness:
         seen = self._world.tenants.get(tenant)
         return 1 if seen is None else seen.changed.weight
 
-    def _share(self, seen: SeenSlice) -> _Share:
-        request = seen.cursor.request
-        return self._share_of(request.effective_class, request.arrived.tenant)
+    def _shares_of(self, seen: SeenSlice, time_ns: int) -> list[tuple[_Share, int]]:
+        """Who pays which part of a slice: each rider by its rows."""
+        cursor = seen.cursor
+        rows_of: dict[str, int] = {}
+        for rider in cursor.riders:
+            tenant = rider.arrived.tenant
+            rows_of[tenant] = rows_of.get(tenant, 0) + rider.arrived.rows
+        rank = cursor.request.effective_class
+        return [
+            (self._share_of(rank, tenant), time_ns * rows // cursor.rows)
+            for tenant, rows in rows_of.items()
+        ]
 
     def _share_of(self, priority_class: PriorityClass, tenant: str) -> _Share:
         key = (priority_class, tenant)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpumuxd.domain import Bucket, SyncCost
+from gpumuxd.domain import Batching, Bucket, SyncCost
 from gpumuxd.events import ModelProfile
 from gpumuxd.settings import Slicing
 from gpumuxd.testing.parameters import PPM, DeviceParameters, ModelParameters
@@ -248,6 +248,41 @@ def _losses(rng: Random, device: DeviceParameters) -> DeviceParameters:
     return replace(device, faults=faults)
 
 
+def _batching(rng: Random, device: DeviceParameters) -> DeviceParameters:
+    """On some devices requests of some models share runs, and some fail whoever they are with."""
+    if not chance(rng, 0.35):
+        return device
+    models = tuple(_shared(rng, m) if chance(rng, 0.7) else m for m in device.models)
+    poisoned_ppm = rng.choice((0, 0, 100_000))
+    return replace(device, models=models, faults=replace(device.faults, poisoned_ppm=poisoned_ppm))
+
+
+def _shared(rng: Random, model: ModelParameters) -> ModelParameters:
+    if len(model.group_ns) > 8:
+        return model
+    sizes = tuple(1 << power for power in range(rng.randint(1, 4) + 1))
+    exponent = rng.uniform(0.1, 0.9)
+    group_ns, told = dict(model.group_ns), model.profile
+    times = dict(told.group_ns)
+    is_told = bool(times) and chance(rng, 0.7)
+    for first, base_ns in model.group_ns.items():
+        for size in sizes:
+            bucket = (size, *first[1:])
+            if bucket not in group_ns:
+                factor = (size / first[0]) ** exponent
+                group_ns[bucket] = tuple(max(1, int(ns * factor)) for ns in base_ns)
+                if is_told:
+                    times[bucket] = group_ns[bucket]
+    run_ns = dict(told.run_ns) | {b: sum(times[b]) for b in times.keys() - told.run_ns.keys()}
+    delay_ns_max = rng.choice((0, 0, log_uniform(rng, NS_PER_US, 5 * NS_PER_MS)))
+    return replace(
+        model,
+        group_ns=group_ns,
+        profile=replace(told, group_ns=times, run_ns=run_ns),
+        batching=Batching(0, sizes, delay_ns_max),
+    )
+
+
 _OVERLAYS: dict[str, Overlay] = {
     "loads": _loads,
     "modes": _modes,
@@ -260,4 +295,5 @@ _OVERLAYS: dict[str, Overlay] = {
     "clocks": _clocks,
     "losses": _losses,
     "frames": _frames,
+    "batching": _batching,
 }

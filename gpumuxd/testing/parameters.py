@@ -8,7 +8,7 @@ and never refer to each other.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 
-from gpumuxd.domain import Bucket, PriorityClass, SyncCost
+from gpumuxd.domain import Batching, Bucket, PriorityClass, SyncCost
 from gpumuxd.events import ModelProfile
 from gpumuxd.settings import SchedulerSettings
 
@@ -35,6 +35,8 @@ class ModelParameters:
     """Its weights are brought in before it is ready, by a program of its own of so many groups."""
     tenant: str = ""
     """Whose it is alone, as far as memory goes: others may still ask for it."""
+    batching: Batching | None = None
+    """How its requests share runs; those that could share one differ in their batch size alone."""
 
     @property
     def group_count(self) -> int:
@@ -103,6 +105,8 @@ class FaultParameters:
     of the drawn truth."""
     lost_again_ns: int | None = None
     """So long after it came the other device is lost too."""
+    poisoned_ppm: int = 0
+    """Requests that fail every run they are in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,16 +125,21 @@ class SeenCursor:
         "is_interrupted",
         "last_end_ns",
         "launched",
+        "leads",
         "model",
         "passed",
         "preemption_wait_ns",
         "preemptions",
         "request",
+        "riders",
         "sample",
     )
 
-    def __init__(self, request: "SeenRequest", model: SeenModel, work: Slice) -> None:
-        self.request = request
+    def __init__(self, riders: "list[SeenRequest]", model: SeenModel, work: Slice) -> None:
+        self.riders = riders
+        self.request = riders[0] if len(riders) == 1 else riders[0].as_run()
+        """Where it stands in the order; of several riders nobody's own."""
+        self.leads = 0  # riders by whom its execution is to be counted
         self.model = model
         self.sample = work
         self.frame = work.frame
@@ -150,6 +155,14 @@ class SeenCursor:
         self.preemption_wait_ns = 0
 
     @property
+    def is_shared(self) -> bool:
+        return len(self.riders) > 1
+
+    @property
+    def rows(self) -> int:
+        return sum(rider.arrived.rows for rider in self.riders)
+
+    @property
     def is_complete(self) -> bool:
         return self.passed == self.model.ready.profile.group_count
 
@@ -163,11 +176,13 @@ class SeenRequest:
         "cancelled",
         "cursor",
         "effective_class",
+        "expires_ns",
         "is_admitted",
         "key",
         "may_be_given_up",
         "met_drain",
         "model",
+        "ran_with_others",
         "seen_ns",
         "was_held_back",
         "was_passed_over",
@@ -178,6 +193,8 @@ class SeenRequest:
         self.arrived = arrived
         self.arrival = arrival
         self.key = (deadline_ns, arrival)
+        self.expires_ns = deadline_ns
+        self.ran_with_others = False  # in a run that failed
         self.seen_ns = now_ns
         self.effective_class = arrived.priority_class
         self.model: SeenModel | None = None
@@ -188,6 +205,16 @@ class SeenRequest:
         self.was_held_back = False  # for want of a frame or of memory
         self.may_be_given_up = False  # since its last launch there was reason to
         self.was_passed_over = False  # others went before it since its last launch
+
+    def as_run(self) -> "SeenRequest":
+        """A run that is shared stands where its leader stood, and has no deadline of its own."""
+        run = SeenRequest(self.arrived, self.arrival, self.seen_ns)
+        run.effective_class = self.effective_class
+        run.model = self.model
+        run.is_admitted = True
+        run.was_held_back = self.was_held_back
+        run.expires_ns = NEVER_NS
+        return run
 
 
 class SeenSlice:

@@ -18,6 +18,7 @@ _new = tuple.__new__  # a named tuple without the Python call that `SliceTruth(.
 _NOISE_SHIFT = 10
 _NOISE_COUNT = 256
 _NEVER_NS = 1 << 62
+_SPREAD = 618_033  # has no factor in common with PPM, so that numbers are spread evenly
 
 
 def true_program(model: ModelParameters) -> VirtualProgram:
@@ -59,6 +60,7 @@ class Truth:
         self._late = self._slow + faults.late_ppm / PPM
         self._failed = self._late + faults.failure_ppm / PPM
         self._noise = _noise(faults.noise_sigma)
+        self._poisoned_ppm = faults.poisoned_ppm
         self._starved = frozenset(faults.starved)
         self._clocks = [*faults.clocks, (_NEVER_NS, PPM)]  # those to come
         self._clock_ppm = PPM
@@ -78,6 +80,8 @@ class Truth:
             return _new(SliceTruth, (duration_ns, 0, None))
         if self._starved and self._is_out_of_memory(work, program):
             return SliceTruth(duration_ns, failure="out of memory")
+        if self._poisoned_ppm and any(self._is_poisoned(member) for member in work.members):
+            return SliceTruth(duration_ns, failure="a request that can't be run")
         fate = draw()
         if fate >= self._failed:
             return _new(SliceTruth, (duration_ns, 0, None))
@@ -87,6 +91,10 @@ class Truth:
         if fate < self._late:
             return SliceTruth(duration_ns, late_ns=int(draw() * self._late_ns_max))
         return SliceTruth(duration_ns, failure="a fault of the simulation")
+
+    def _is_poisoned(self, request_id: int) -> bool:
+        """It has been since it was sent, and stays so."""
+        return request_id > 0 and request_id * _SPREAD % PPM < self._poisoned_ppm
 
     def _is_out_of_memory(self, work: Slice, program: VirtualProgram) -> bool:
         """Weights that don't fit are brought in up to the middle."""

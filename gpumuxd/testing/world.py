@@ -91,7 +91,7 @@ class World:
             case SliceFailed(slice_id):
                 cursor = self._leave_lane(slice_id).cursor
                 cursor.failed = True
-                self._stop_waiting(cursor.request)
+                self.stop_waiting(cursor.request)
             case ModelReady():
                 model = self.models[event.model] = SeenModel(event)
                 self._book(model, event.weights_bytes)
@@ -130,13 +130,23 @@ class World:
         seen = self.slices.pop(slice_id)
         self.lanes[seen.work.lane].remove(seen)
         seen.cursor.in_flight -= 1
-        self.touched.append(seen.cursor.request)
+        self.touched += seen.cursor.riders
         return seen
 
     def _cancel(self, request: SeenRequest) -> None:
         request.cancelled = True
-        self._stop_waiting(request)
+        self.stop_waiting(request)
         self.touched.append(request)
+        self._look_at_run_of(request)
+
+    def _look_at_run_of(self, request: SeenRequest) -> None:
+        """A run that is shared waits as long as somebody waits for it."""
+        cursor = request.cursor
+        if cursor is None or not cursor.is_shared:
+            return
+        left = [r for r in cursor.riders if self.is_in_run(r) and not r.cancelled]
+        if not left:
+            self.stop_waiting(cursor.request)
 
     # Commands
 
@@ -165,6 +175,8 @@ class World:
         seen = SeenSlice(work, cursor, bounds_ns, now_ns)
         cursor.is_interrupted = False
         cursor.request.may_be_given_up = False
+        for rider in cursor.riders:
+            rider.may_be_given_up = False
         cursor.launched = work.end_group
         cursor.in_flight += 1
         self.slices[work.slice_id] = seen
@@ -173,7 +185,7 @@ class World:
         self.slices_launched += 1
         self.groups_launched += work.end_group - work.first_group
         if cursor.launched >= cursor.model.ready.profile.group_count:
-            self._stop_waiting(cursor.request)
+            self.stop_waiting(cursor.request)
 
     def _interrupt(self, lane: Lane, cursor: SeenCursor, now_ns: int) -> None:
         """Whoever was launched last on the lane and could go on is preempted by this one."""
@@ -182,17 +194,23 @@ class World:
         if last is None or last is cursor or last.is_interrupted:
             return
         request = last.request
-        is_waiting = request.arrived.request_id in self.waiting[request.effective_class]
-        if is_waiting and now_ns < request.key[0]:
+        own = self.waiting[request.effective_class].get(request.arrived.request_id)
+        if own is request and now_ns < request.expires_ns:
             last.is_interrupted = True
             last.preemptions += 1
 
     def _start(self, work: Slice) -> SeenCursor:
-        request = self.requests[work.members[0]]
+        riders = [self.requests[member] for member in work.members]
         model = self.models[work.model]
-        cursor = SeenCursor(request, model, work)
-        for request_id in work.members:
-            self.requests[request_id].cursor = cursor
+        cursor = SeenCursor(riders, model, work)
+        for rider in riders:
+            rider.cursor = cursor
+        if cursor.is_shared:
+            for rider in riders:
+                self.stop_waiting(rider)
+            run = cursor.request
+            run.cursor = cursor
+            self.waiting[run.effective_class][run.arrived.request_id] = run
         self.cursors[work.cursor_id] = cursor
         self.cursor_of_frame[work.frame] = work.cursor_id
         self._book(model, model.frame_bytes(work.bucket))
@@ -204,16 +222,26 @@ class World:
         request = self.requests.pop(command.request_id)
         self.undecided.pop(command.request_id, None)
         self.finished[command.request_id] = command.outcome
-        self._stop_waiting(request)
+        self.stop_waiting(request)
+        if request.cursor is not None:
+            request.cursor.leads += command.report.leads_batch
+        self._look_at_run_of(request)
         if request.model is not None:
             request.model.live -= 1
 
     def retire(self, command: Retire) -> None:
         """Record that a frame is free."""
         cursor = self.cursors.pop(command.cursor_id)
+        if cursor.is_shared:
+            self.stop_waiting(cursor.request)
+            for rider in cursor.riders:
+                if self.is_in_run(rider):  # its run has failed, and it begins again
+                    rider.cursor, rider.ran_with_others = None, True
+                    if not rider.cancelled:
+                        self.waiting[rider.effective_class][rider.arrived.request_id] = rider
         self.cursors_ended.add(command.cursor_id)
         self.cursor_of_frame.pop(cursor.frame, None)
-        self._book(cursor.model, -cursor.model.frame_bytes(cursor.request.arrived.bucket))
+        self._book(cursor.model, -cursor.model.frame_bytes(cursor.sample.bucket))
         cursor.model.cursors -= 1
 
     def release(self, command: Release) -> None:
@@ -236,8 +264,26 @@ class World:
                 touched.append(request)
         return touched
 
-    def _stop_waiting(self, request: SeenRequest) -> None:
-        self.waiting[request.effective_class].pop(request.arrived.request_id, None)
+    def stop_waiting(self, request: SeenRequest) -> None:
+        """Its groups are launched, or it ends."""
+        waiting = self.waiting[request.effective_class]
+        if waiting.get(request.arrived.request_id) is request:
+            del waiting[request.arrived.request_id]
+
+    def is_in_run(self, rider: SeenRequest) -> bool:
+        """Has it no fate yet?"""
+        return self.requests.get(rider.arrived.request_id) is rider
+
+    def mover(self, work: Slice) -> SeenRequest | None:
+        """Who moves by this slice: what its order, its class and its bound follow from."""
+        cursor = self.cursors.get(work.cursor_id)
+        return cursor.request if cursor is not None else self.requests.get(work.members[0])
+
+    def is_read(self, cursor: SeenCursor) -> bool:
+        """Does nothing in flight read inputs or write outputs of this run, nor did any of it write
+        them?"""
+        count = cursor.model.ready.profile.group_count
+        return cursor.passed > 0 and cursor.launched < count
 
     # Questions
 
@@ -274,13 +320,25 @@ class World:
 
         What was never measured runs one group at a time, so it rests while one is in flight.
         """
-        if now_ns >= request.key[0]:
+        if now_ns >= request.expires_ns:
             return False
         if request.cursor is None:
             return self.may_start(request)
         model = request.model
         assert model is not None
         return model.measured or not request.cursor.in_flight
+
+    def may_wait(self, request: SeenRequest, now_ns: int) -> bool:
+        """May it be held for others to share its run? From its admission, in the poll that follows
+        its arrival, for as long as its model says."""
+        model, arrived = request.model, request.arrived
+        if model is None or request.cursor is not None or request.ran_with_others:
+            return False
+        batching = model.ready.batching
+        if batching is None or arrived.batch_key is None or model.is_draining:
+            return False
+        is_small = arrived.rows < batching.sizes[-1]
+        return is_small and now_ns < request.seen_ns + batching.delay_ns_max
 
     def has_lane_of_its_own(self, request: SeenRequest) -> bool:
         """Does it go beside the others, on the high lane? Order is per lane."""

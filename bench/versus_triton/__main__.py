@@ -9,6 +9,8 @@ Triton is measured twice. With its rate limiter one inference runs at a time and
 higher priority: that is one device, and its setting for this, and what the goals are about.
 Without, both models run at once, on two cores where there are two: no device that is full has a
 second one. The latency is the client's: it has everything in it.
+
+Then a model that does nothing, on gpumuxd and on Triton without its limiter (`tiny.py`).
 """
 
 import asyncio
@@ -33,6 +35,7 @@ from tritonclient.utils import (  # type: ignore[import-untyped]  # it has no ty
 )
 
 from bench.harness import Bench, Samples, at_least, at_most, run
+from bench.versus_triton import tiny
 from bench.versus_triton.triton import Model, Tensor, running_triton
 from gpumuxd.demo.daemon import SEARCH, VOICE, running_daemon, socket_path
 from gpumuxd.demo.minilm import load_minilm
@@ -67,6 +70,7 @@ MODELS = {
         [Tensor("embedding", "TYPE_FP32", 384)],
         LIMITER_PRIORITIES[MINILM],
     ),
+    **tiny.MODELS,
 }
 
 
@@ -87,6 +91,7 @@ def body(bench: Bench) -> None:
         folder = Path(name)
         bench.console.print("exporting both models, fetching Triton where it is not there yet")
         write_repository(folder / "models", load_silero(), load_minilm())
+        tiny.export_idle(folder / "models")
         runner.run(_measure(bench, folder))
 
 
@@ -108,7 +113,9 @@ async def _measure(bench: Bench, folder: Path) -> None:
                     server.alone_ms.append(alone_ms)
                     server.loaded_ms.append(loaded_ms)
                     server.per_s.append(per_s)
-    _report(bench, servers)
+        _report(bench, servers)
+        doors = {"Triton": servers[FREE].voice, OURS: servers[OURS].voice}
+        await tiny.measure_tiny(bench, doors, OURS)
 
 
 async def _open_triton(stack: AsyncExitStack, folder: Path, *, is_limited: bool) -> Server:
@@ -121,7 +128,8 @@ async def _open_triton(stack: AsyncExitStack, folder: Path, *, is_limited: bool)
 async def _open_gpumuxd(stack: AsyncExitStack, folder: Path) -> Server:
     home = folder / OURS
     daemon = await stack.enter_async_context(running_daemon(home, folder / "models", "adaptive"))
-    for tenant, model in ((VOICE, VAD), (SEARCH, MINILM)):
+    idle = (("operator", name) for name in tiny.MODELS)
+    for tenant, model in ((VOICE, VAD), (SEARCH, MINILM), *idle):
         async with daemon.client(tenant) as client:
             await client.load(model, deadline=120.0)
     return await _connected(

@@ -61,9 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         errors.print(tables.plain(f"gpumuxctl: {error}"), markup=False)
         return EXIT_USAGE
     except Unreachable as error:
-        errors.print(
-            tables.plain(f"gpumuxctl: no daemon at {options.target}: {error}"), markup=False
-        )
+        told = f"gpumuxctl: no daemon at {options.target}: {error}"
+        if "Socket closed" in str(error):
+            told += (
+                " (something is there and hung up: an encrypted address needs --tls-ca, and where "
+                "certificates are asked for --tls-certificate and --tls-key)"
+            )
+        errors.print(tables.plain(told), markup=False)
         return EXIT_UNREACHABLE
     except GpumuxdError as error:
         errors.print(tables.plain(f"gpumuxctl: {error.status}: {error}"), markup=False)

@@ -12,7 +12,7 @@ from gpumuxd.daemon.config import Config
 from gpumuxd.errors import ConfigError, GpumuxdError
 from gpumuxd.models.repository import scan_all
 from gpumuxd.node.settings import ALL_MODELS, RepositoryMode
-from gpumuxd.rpc.listener import Listener, TcpAddress, parse_address
+from gpumuxd.rpc.listener import Listener, TcpAddress, UnixAddress, parse_address
 from gpumuxd.rpc.tls import read_tls
 from gpumuxd.settings import Order, SchedulerSettings, Slicing, format_slicing
 from gpumuxd.units import NS_PER_S
@@ -27,7 +27,7 @@ def describe(config: Config) -> str:
     """All of it, for people."""
     return "\n".join(
         [
-            "configuration: good",
+            f"configuration: {'it will not start' if why_no_start(config) else 'good'}",
             *(f"  {what:<14} {value}" for what, value in _facts(config)),
             *(f"warning: {doubt}" for doubt in doubts(config)),
             *(f"not checked: {what}" for what in UNCHECKED),
@@ -54,14 +54,24 @@ def doubts(config: Config) -> list[str]:
     return found
 
 
-def _doubts_of_listeners(config: Config) -> Iterator[str]:
+def why_no_start(config: Config) -> str:
+    """What no daemon starts with, as whoever asks can see it; "" where nothing is known."""
     if config.tls is not None:
         try:
             read_tls(config.tls)
         except ConfigError as error:
-            yield f"it will not start: {error}"
+            return str(error)
+    return ""
+
+
+def _doubts_of_listeners(config: Config) -> Iterator[str]:
+    if why := why_no_start(config):
+        yield f"it will not start: {why}"
     for listener in config.listeners:
-        is_tcp = isinstance(parse_address(listener.address), TcpAddress)
+        address = parse_address(listener.address)
+        if isinstance(address, UnixAddress) and not address.path.parent.is_dir():
+            yield f"{listener.address}: there is no directory {address.path.parent} now"
+        is_tcp = isinstance(address, TcpAddress)
         if is_tcp and not listener.is_encrypted and not is_loopback(listener.address):
             yield f"{listener.address}: tokens and tensors go over the network in clear"
 

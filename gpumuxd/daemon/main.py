@@ -48,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gpumuxd: configuration: {error}", file=sys.stderr)
         return ConfigError.EXIT_CODE
     if parsed.command == "check-config":
-        _check(config)
-        return 0
+        return _check(config)
     return _serve(config, path, parsed.log_level)
 
 
@@ -128,14 +127,15 @@ def _run(config: Config, path: Path | None, notifier: Notifier, workers: ThreadP
     return 0
 
 
-def _check(config: Config) -> None:
-    from gpumuxd.daemon.check import describe
+def _check(config: Config) -> int:
+    from gpumuxd.daemon.check import describe, why_no_start
 
     try:
         print(describe(config), flush=True)
     except BrokenPipeError:
         # Whoever read it has seen enough; the interpreter must not try again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ConfigError.EXIT_CODE if why_no_start(config) else 0
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ ROWS_MAX_MAX = 1024
 """What notes who shares a run has room for so many (`wire/in_flight_board.py`); and conditions on
 the number of rows are tried for each number up to it."""
 
+KEYS = ("rows_max", "delay_ms_max", "pad")
+
 EXPECTED = (
     "a table like { rows_max = 32, delay_ms_max = 0, pad.sequence = { input_ids = 0 } }, with "
     f"rows_max of 2 to {ROWS_MAX_MAX}, delay_ms_max of 0 to {DELAY_MS_MAX}, and for each padded "

@@ -6,7 +6,7 @@ is worse than none.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from typing import Any
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import InvalidManifest
 from gpumuxd.models.batching_policy import EXPECTED as EXPECTED_BATCHING
+from gpumuxd.models.batching_policy import KEYS as BATCHING_KEYS
 from gpumuxd.models.batching_policy import BatchingPolicy, parse_batching
 from gpumuxd.models.files import NotRegular, open_regular
 from gpumuxd.models.sequence_policy import EXPECTED as EXPECTED_SEQUENCE
+from gpumuxd.models.sequence_policy import KEYS as SEQUENCE_KEYS
 from gpumuxd.models.sequence_policy import SequencePolicy, parse_sequence
 from gpumuxd.models.toml_text import parse_toml, shown
 from gpumuxd.models.version_policy import DEFAULT_POLICY, EXPECTED, VersionPolicy, parse_policy
@@ -207,10 +209,21 @@ def _idempotent(table: Mapping[str, Any]) -> bool:
     return value
 
 
+def _check_keys(key: str, value: object, known: Sequence[str]) -> None:
+    """A key below `[key]` in the file is one of that table, whatever its writer thought."""
+    for name in value if isinstance(value, Mapping) else ():
+        if name not in known:
+            raise InvalidManifest(
+                f"{MANIFEST_NAME}: unknown key {str(name)[:80]!r} in [{key}] (known: "
+                f"{', '.join(known)}; keys of the model stand above all tables)"
+            )
+
+
 def _sequence(table: Mapping[str, Any]) -> SequencePolicy | None:
     value = table.get("sequence")
     if value is None:
         return None
+    _check_keys("sequence", value, SEQUENCE_KEYS)
     policy = parse_sequence(value)
     if policy is None:
         raise _wrong("sequence", EXPECTED_SEQUENCE, value)
@@ -221,6 +234,7 @@ def _batching(table: Mapping[str, Any]) -> BatchingPolicy | None:
     value = table.get("batching")
     if value is None:
         return None
+    _check_keys("batching", value, BATCHING_KEYS)
     policy = parse_batching(value)
     if policy is None:
         raise _wrong("batching", EXPECTED_BATCHING, value)

@@ -19,6 +19,8 @@ IDLE_S_DEFAULT = 60
 IDLE_S_MAX = 24 * 3600
 PAIRS_MAX = 64
 
+KEYS = ("state", "idle_s_max")
+
 EXPECTED = (
     'a table like { state = [{ input = "state", output = "next_state" }], idle_s_max = 60 }, with '
     f"1 to {PAIRS_MAX} pairs of different names and at most {IDLE_S_MAX} s"

@@ -128,7 +128,9 @@ class DeviceDraining:
             if all(each.device in self._placing.drained for each in entry.alive):
                 raise DeviceLost("its other device was lost meanwhile")
         except GpumuxdError as error:
-            reason = f"device {device} is drained, and it can be nowhere else: {error.message}"
+            drained = f"device {device} is drained"
+            why = "" if error.message == drained else f": {error.message}"
+            reason = f"{drained}, and it can be nowhere else{why}"
             fate = DrainedModel(entry.name, version, "left", reason)
             going = self._loads.leave(entry, reason)
             self.on_change()

@@ -457,7 +457,8 @@ class Node:
         links = self._links()
         name = device or (next(iter(links)) if len(links) == 1 else "")
         if name not in links:
-            raise InvalidRequest(f"expected a device of {', '.join(links)}, got {device!r}")
+            got = f", got {device!r}" if device else ": name one"
+            raise InvalidRequest(f"expected a device of {', '.join(links)}{got}")
         link = links[name]
         if link is None:
             raise DeviceLost(f"device {name} is not up; retry")

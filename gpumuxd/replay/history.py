@@ -142,10 +142,16 @@ class History:
             work.cursor_id, _Mover(0, profile.group_count if profile is not None else 0)
         )
         mover.launched = work.end_group
-        request = self.requests.get(work.members[0])
-        if request is None:
-            return
-        request.slices.append(passage)
-        if work.first_group == 0 and before is not None and before.work.cursor_id != work.cursor_id:
+        begins = work.first_group == 0
+        goes_ahead = False
+        if begins and before is not None and before.work.cursor_id != work.cursor_id:
             behind = self._movers.get(before.work.cursor_id)
-            request.went_ahead = behind is not None and behind.launched < behind.group_count
+            goes_ahead = behind is not None and behind.launched < behind.group_count
+        for member in work.members:
+            request = self.requests.get(member)
+            if request is None or request.outcome is not None:
+                continue  # who has been told rides no further
+            if begins:
+                request.slices.clear()  # a run that it shared has failed
+                request.went_ahead = goes_ahead
+            request.slices.append(passage)

@@ -38,7 +38,9 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
             if not name.startswith("_") or name == "__init__"
         }
 
-    assert methods(Client) == methods(AsyncClient)
+    asynchronous = methods(AsyncClient)
+    del asynchronous["infer_stream"]  # answers come while requests are sent, which takes a loop
+    assert methods(Client) == asynchronous
 
 
 async def test_an_inference_gives_arrays_and_a_report(client: AnyClient) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from gpumuxd.daemon.check import describe, doubts
 from gpumuxd.daemon.config import Config, parse_config
+from gpumuxd.daemon.main import main
 from gpumuxd.errors import ConfigError
 from gpumuxd.node.tenants import DEFAULT_TENANT
 from gpumuxd.rpc.listener import Listener
@@ -85,3 +86,7 @@ def test_check_config_reads_the_files_and_says_what_goes_in_clear(tmp_path: Path
     assert "PRIVATE" not in shown
     files.key.chmod(0o644)
     assert any(f"it will not start: {files.key}" in doubt for doubt in doubts(config))
+    assert describe(config).startswith("configuration: it will not start")
+    path = tmp_path / "gpumuxd.toml"
+    path.write_text(f"{text}\n{TENANT}")
+    assert main(["check-config", str(path)]) == 78

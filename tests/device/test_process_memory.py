@@ -38,10 +38,8 @@ def test_gaps_go_back() -> None:
     """Blocks too small to be mapped singly, every other one of them freed but not those at the
     end: malloc alone would keep all of it."""
     give_back_unused()
-    before = resident_bytes()
-    blocks = [bytes(24 * 1024) for _ in range(4096)]
+    blocks = [bytes(24 * 1024) for _ in range(4096)]  # in gaps of earlier tests, some of them
     full = resident_bytes()
-    assert full - before > 64 * MIB
     kept = blocks[::2]
     del blocks
     give_back_unused()

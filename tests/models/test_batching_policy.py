@@ -66,7 +66,6 @@ def test_what_is_not_said_has_a_default() -> None:
         "[batching]\nrows_max = 1025",
         "[batching]\nrows_max = true",
         "[batching]\nrows_max = 2.0",
-        "[batching]\nrows_max = 8\nrows = 5",
         "[batching]\nrows_max = 8\ndelay_ms_max = -1",
         "[batching]\nrows_max = 8\ndelay_ms_max = nan",
         "[batching]\nrows_max = 8\ndelay_ms_max = 10001",

@@ -38,6 +38,8 @@ def test_an_empty_one_and_none_at_all_are_the_default(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("slo = 3", "unknown key 'slo' (known: slo_ms, tenants"),
+        ("[batching]\nrows_max = 4\nslo_ms = 3", "unknown key 'slo_ms' in [batching]"),
+        ("[sequence]\nstate = []\nversions = 'all'", "unknown key 'versions' in [sequence]"),
         ("[slo_ms]\nx = 1", "slo_ms: expected a number of milliseconds"),
         ("idempotent = 0", "idempotent: expected true or false, got 0"),
         ("slo_ms = '3'", "slo_ms: expected a number"),

@@ -42,7 +42,6 @@ def test_what_is_not_said_has_a_default() -> None:
         f"[sequence]\nstate = [{PAIR}]\nidle_s_max = nan",
         f"[sequence]\nstate = [{PAIR}]\nidle_s_max = true",
         f"[sequence]\nstate = [{PAIR}]\nidle_s_max = 86401",
-        f"[sequence]\nstate = [{PAIR}]\nsequences_max = 5",
         f"[sequence]\nstate = [{', '.join([PAIR] * 65)}]",
     ],
 )

@@ -93,12 +93,12 @@ async def test_what_fits_nowhere_is_refused_and_comes_back(world: World) -> None
         await node.load(ADMIN, "pinned")  # after the other, which else might go to cpu:1
         world.device.on_load = full
         fates = {f.name: (f.fate, f.reason) for f in await node.drain_device(ADMIN, "cpu:0")}
-        nowhere = "device cpu:0 is drained, and it can be nowhere else: "
+        nowhere = "device cpu:0 is drained, and it can be nowhere else"
         assert fates == {
-            "m": ("left", f"{nowhere}no room"),
-            "pinned": ("left", f"{nowhere}device cpu:0 is drained"),
+            "m": ("left", f"{nowhere}: no room"),
+            "pinned": ("left", nowhere),
         }
-        assert await world.state() == (ModelState.UNAVAILABLE, f"{nowhere}no room")
+        assert await world.state() == (ModelState.UNAVAILABLE, f"{nowhere}: no room")
         with pytest.raises(Draining, match="no room"):
             await node.infer(call())
         with pytest.raises(Draining, match="device cpu:0 is drained"):

@@ -250,16 +250,19 @@ class Batcher:
                 continue
             looked_at.append((flow, item))
             cursor = item[2]
-            if cursor is leader or rows + cursor.rows > rows_max:
+            if cursor is leader:
+                continue
+            heappop(turns)
+            # Also who does not fit has had a turn: others are not to wait behind all of its kind.
+            taken += cursor.rows * TAG_SCALE // cursor.tenant.weight
+            heappush(turns, (taken, tag, flow))
+            if rows + cursor.rows > rows_max:
                 continue
             larger = tuple([max(pair) for pair in zip(bucket, cursor.bucket, strict=True)])
             earliest_ns = min(deadline_ns, cursor.deadline_ns)
-            if not room.has(larger, rows + cursor.rows, earliest_ns):
-                continue
-            riders.append(cursor)
-            rows, bucket, deadline_ns = rows + cursor.rows, larger, earliest_ns
-            heappop(turns)
-            heappush(turns, (taken + cursor.rows * TAG_SCALE // cursor.tenant.weight, tag, flow))
+            if room.has(larger, rows + cursor.rows, earliest_ns):
+                riders.append(cursor)
+                rows, bucket, deadline_ns = rows + cursor.rows, larger, earliest_ns
         for flow, item in looked_at:
             heappush(pool.flows[flow], item)
         return riders

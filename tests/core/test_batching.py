@@ -217,6 +217,17 @@ def test_each_tenant_has_its_part_of_a_run() -> None:
     assert runs(talk)[0] == (1, 11, 2, 12)
 
 
+def test_who_does_not_fit_keeps_nobody_from_joining() -> None:
+    """However many there are of its kind: only so many are looked at."""
+    talk = Conversation(shared())
+    talk.say(
+        ask(1, rows=2, tenant="b"),
+        *[ask(100 + number, rows=7, tenant="a") for number in range(40)],
+        *[ask(number, tenant="b") for number in range(2, 10)],
+    )
+    assert runs(talk)[0] == (1, 2, 3, 4, 5, 6, 7)
+
+
 def test_parts_follow_weights() -> None:
     talk = Conversation(shared(sizes=(1, 2, 4, 8)), TenantChanged("a", weight=3))
     talk.say(

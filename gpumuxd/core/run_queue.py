@@ -67,7 +67,7 @@ class Flow:
         best: _Item | None = None
         empty: list[FrameSize] = []
         for size, heap in self.waiting.items():
-            item = _living_head(heap)
+            item = _waiting_head(heap)
             if item is None:
                 empty.append(size)
             elif not size.is_blocked and (best is None or item < best):
@@ -87,6 +87,17 @@ class Flow:
             if cursor.is_queued:
                 return False
         return self.waiting_head() is None and not self.waiting
+
+
+def _waiting_head(heap: list[_Item]) -> _Item | None:
+    """Who comes back after a run that it shared has failed is there twice: its first item lives
+    again with the second, and has to go when that one has started."""
+    while heap:
+        cursor = heap[0][2]
+        if cursor.is_queued and not cursor.is_started:
+            return heap[0]
+        heappop(heap)
+    return None
 
 
 def _living_head(heap: list[_Item]) -> _Item | None:

@@ -27,8 +27,8 @@ BEARER = (("authorization", f"Bearer {CAMERA_TOKEN}"),)
 
 @pytest.fixture
 def key() -> Iterator[str]:
-    """An object of 100 bytes."""
-    name = f"gpumuxd-test-{os.getpid()}"
+    """An object of 100 bytes, whose name is not like those that others count the open ones of."""
+    name = f"gpumuxd-wire-test-{os.getpid()}"
     path = Path("/dev/shm") / name
     path.write_bytes(bytes(100))
     yield f"/{name}"
@@ -87,6 +87,7 @@ async def test_tenants_do_not_see_each_others_regions(front: Front, key: str) ->
         nothing = pb.SystemSharedMemoryUnregisterResponse
         await ask(shared, UNREGISTER, Unregister(), nothing, metadata=BEARER)
         assert await status(own) == {"a": (key, 0, 10)}
+        await unregister(own, "")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from gpumuxd.testing.swarm import draw
 SEEDS = {
     2906: "a load was held back for REALTIME requests that waited for its frame on another lane",
     16840: "a frame that came free on a lower lane went there before REALTIME on the high lane",
+    20017: "who came back after a run that it shared had failed was found in its queue for ever",
     # The others were mistakes of the checkers or of the world, and not the scheduler's.
     9840: "what a lost device was about to be given was given to the one that came in its place",
     2200: "of the 65th size of a model nothing is kept, so no explanation tells how it is cut",

@@ -14,7 +14,6 @@ are.
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -27,6 +26,7 @@ from tritonclient.utils import (  # type: ignore[import-untyped]  # it has no ty
 )
 
 from bench.harness import ROOT
+from gpumuxd.demo.daemon import stop_group
 
 REQUIREMENTS = ("nvidia-pytriton==0.7.0", "numpy==1.26.4")
 """Its Python backend was built before numpy 2, whose arrays look empty to it."""
@@ -34,7 +34,6 @@ REQUIREMENTS = ("nvidia-pytriton==0.7.0", "numpy==1.26.4")
 FOLDER = ROOT / "build" / "triton"
 
 START_S_MAX = 90.0
-STOP_S_MAX = 15.0
 POLL_S = 0.1
 
 _MODEL_PY = """\
@@ -153,7 +152,7 @@ async def running_triton(
         await _wait_until_ready(process, address)
         yield address
     finally:
-        await asyncio.shield(asyncio.to_thread(_stop, process))
+        await asyncio.shield(asyncio.to_thread(stop_group, process))
 
 
 def _start(
@@ -190,12 +189,3 @@ async def _wait_until_ready(process: "subprocess.Popen[bytes]", address: str) ->
                     return
             await asyncio.sleep(POLL_S)
     raise RuntimeError(f"Triton ended with {process.returncode}: its log is in its folder")
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_S_MAX)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

@@ -109,7 +109,7 @@ async def running_daemon(
         yield daemon
     finally:
         # Shielded: Ctrl-C must not leave a daemon behind that was just told to stop.
-        await asyncio.shield(asyncio.to_thread(_stop, daemon.process))
+        await asyncio.shield(asyncio.to_thread(stop_group, daemon.process))
 
 
 def _start(folder: Path, repository: Path, slicing: str, state: Path, device_lines: str) -> Daemon:
@@ -155,7 +155,8 @@ async def _wait_until_ready(daemon: Daemon) -> None:
     raise DaemonFailed(f"ended with {daemon.process.returncode}:\n{daemon.log_end()}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a group of its own, in order where it does so by itself."""
     process.terminate()
     try:
         process.wait(STOP_S_MAX)

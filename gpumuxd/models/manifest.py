@@ -6,10 +6,10 @@ is worse than none.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpumuxd.domain import PriorityClass
 from gpumuxd.errors import InvalidManifest
@@ -26,6 +26,8 @@ from gpumuxd.units import ns_from_ms
 
 MANIFEST_NAME = "model.toml"
 MANIFEST_BYTES_MAX = 64 * 1024
+
+_PolicyT = TypeVar("_PolicyT")
 
 SLO_MS_MAX = 3_600_000
 BATCH_MAX_MAX = 2**31 - 1
@@ -118,8 +120,8 @@ def parse_manifest(data: bytes) -> Manifest:
         batch_max=_batch_max(table),
         versions=_versions(table),
         idempotent=_idempotent(table),
-        sequence=_sequence(table),
-        batching=_batching(table),
+        sequence=_policy(table, "sequence", SEQUENCE_KEYS, parse_sequence, EXPECTED_SEQUENCE),
+        batching=_policy(table, "batching", BATCHING_KEYS, parse_batching, EXPECTED_BATCHING),
     )
 
 
@@ -209,33 +211,25 @@ def _idempotent(table: Mapping[str, Any]) -> bool:
     return value
 
 
-def _check_keys(key: str, value: object, known: Sequence[str]) -> None:
-    """A key below `[key]` in the file is one of that table, whatever its writer thought."""
+def _policy(
+    table: Mapping[str, Any],
+    key: str,
+    known: Sequence[str],
+    parse: Callable[[object], _PolicyT | None],
+    expected: str,
+) -> _PolicyT | None:
+    """What a table of its own says. A key below `[key]` in the file is one of that table, whatever
+    its writer thought."""
+    value = table.get(key)
+    if value is None:
+        return None
     for name in value if isinstance(value, Mapping) else ():
         if name not in known:
             raise InvalidManifest(
                 f"{MANIFEST_NAME}: unknown key {str(name)[:80]!r} in [{key}] (known: "
                 f"{', '.join(known)}; keys of the model stand above all tables)"
             )
-
-
-def _sequence(table: Mapping[str, Any]) -> SequencePolicy | None:
-    value = table.get("sequence")
-    if value is None:
-        return None
-    _check_keys("sequence", value, SEQUENCE_KEYS)
-    policy = parse_sequence(value)
+    policy = parse(value)
     if policy is None:
-        raise _wrong("sequence", EXPECTED_SEQUENCE, value)
-    return policy
-
-
-def _batching(table: Mapping[str, Any]) -> BatchingPolicy | None:
-    value = table.get("batching")
-    if value is None:
-        return None
-    _check_keys("batching", value, BATCHING_KEYS)
-    policy = parse_batching(value)
-    if policy is None:
-        raise _wrong("batching", EXPECTED_BATCHING, value)
+        raise _wrong(key, expected, value)
     return policy
